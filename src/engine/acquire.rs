@@ -1,0 +1,450 @@
+//! From a call to a hold: the first attempt, the answer, re-entry, and what happens when the caller goes away.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::call::{Call, Grant};
+use super::hold::HoldShared;
+use super::state::{Doubt, Hold, Phase, Releasing, Renew, Settling, State, Timer};
+use super::{Io, Tag};
+use crate::clock::Moment;
+use crate::error::{Error, HoldEnd, LostReason};
+use crate::names::LockName;
+use crate::wire::{Answer, Failure, Op, RefusalKind, Renewal, Reply, ThreadId};
+
+impl State {
+    /// A call begins, or begins anew.
+    pub(super) fn begin(&mut self, io: &Io, call: &Arc<Call>) {
+        let name = &call.request.name;
+        if self.closed {
+            return self.fail(call, Error::Closed { lock: name.given().into() });
+        }
+        if let Some(thread) = self.held_by(name, call.request.owner) {
+            return self.join(io, thread, call);
+        }
+        if call.is_once() {
+            self.ask(io, call);
+            return;
+        }
+        let key = self.keys.entry(name.clone()).or_default();
+        key.queue.push_back(call.clone());
+        key.linger_until = None;
+        if key.queue.len() == 1 && !key.giving_way {
+            key.try_at = Some(call.started);
+        }
+        if let Some(end) = call.end() {
+            self.timers.add(io, end, Timer::Wait(Arc::downgrade(call)));
+        }
+        self.pump(io, name);
+    }
+
+    /// Sends an acquire under a fresh holder field.
+    pub(super) fn ask(&mut self, io: &Io, call: &Arc<Call>) -> ThreadId {
+        let request = &call.request;
+        let thread = io.next_thread();
+        call.set_thread(Some(thread));
+        self.holds.insert(
+            thread,
+            Hold {
+                name: request.name.clone(),
+                owner: request.owner,
+                shared: HoldShared::new(),
+                phase: Phase::Asked { call: Some(call.clone()), released_behind: false },
+                lease: request.lease,
+                guards: 0,
+                watched: 0,
+                forgotten: Vec::new(),
+                server_count: None,
+                settling: None,
+                joiners: Vec::new(),
+                leavers: Vec::new(),
+                settle_failures: 0,
+                renew: Renew::default(),
+            },
+        );
+        let op = Op::Acquire { name: request.name.clone(), thread, count: 1, lease: request.lease };
+        io.push(op, Tag::Ask(thread));
+        thread
+    }
+
+    pub(super) fn answered_ask(&mut self, io: &Io, thread: ThreadId, answer: Answer) {
+        let Some(hold) = self.holds.get_mut(&thread) else { return };
+        let Phase::Asked { call, released_behind } = &mut hold.phase else { return };
+        let (call, released_behind) = (call.take(), *released_behind);
+        let name = hold.name.clone();
+        let now = Moment::now();
+        if let Some(key) = self.keys.get_mut(&name) {
+            if key.asking == Some(thread) {
+                key.asking = None;
+            }
+            if !matches!(answer.result, Err(Failure::NotSent(_) | Failure::Unknown(_))) {
+                key.replied = Some(now);
+            }
+        }
+        match answer.result {
+            Ok(Reply::Acquired) => {
+                let hold = self.holds.get_mut(&thread).expect("looked up above");
+                let deadline = hold.lease.deadline(answer.handed);
+                hold.shared.raise_deadline(deadline);
+                hold.server_count = Some(1);
+                match call {
+                    Some(call) if now < deadline => self.grant(io, thread, &call),
+                    Some(call) => {
+                        let request = &call.request;
+                        let error = Error::ExpiredBeforeUse {
+                            lock: name.given().into(),
+                            owner: request.owner,
+                            lease: request.lease.as_duration(),
+                        };
+                        self.leave_queue(&call);
+                        self.fail(&call, error);
+                        self.free(io, thread, None, true);
+                    }
+                    // The release behind it is still under way, or has come too early (a script that had to be loaded).
+                    None if released_behind => {
+                        let hold = self.holds.get_mut(&thread).expect("looked up above");
+                        hold.phase = Phase::Releasing(Releasing::silent(now));
+                    }
+                    None => self.free(io, thread, None, true),
+                }
+            }
+            Ok(Reply::Held { ttl }) => {
+                self.holds.remove(&thread);
+                let Some(call) = call else { return self.asked_in_vain(io, &name) };
+                call.set_thread(None);
+                if call.is_once() {
+                    match self.held_by(&name, call.request.owner) {
+                        Some(own) => self.join(io, own, &call),
+                        None => {
+                            let _ = self.finish(&call, Ok(None));
+                        }
+                    }
+                    self.tidy(io, &name);
+                } else {
+                    self.found_held(io, &name, ttl);
+                }
+            }
+            Ok(other) => {
+                // Not a reply to this question: treat the attempt as one whose fate is not known.
+                self.doubt(io, thread, answer.first_epoch);
+                let error = io.nonsense(&name, &other);
+                self.attempt_failed(io, &name, call, error, false);
+            }
+            Err(failure) => {
+                if let Failure::Unknown(_) = &failure {
+                    self.doubt(io, thread, answer.first_epoch);
+                } else {
+                    self.holds.remove(&thread);
+                }
+                let passing = io.is_passing(&failure);
+                let error = io.error(&name, &failure);
+                self.attempt_failed(io, &name, call, error, passing);
+            }
+        }
+    }
+
+    fn asked_in_vain(&mut self, io: &Io, name: &Arc<LockName>) {
+        self.nudge(io, name);
+        self.tidy(io, name);
+    }
+
+    fn attempt_failed(&mut self, io: &Io, name: &Arc<LockName>, call: Option<Arc<Call>>, error: Error, passing: bool) {
+        let Some(call) = call else { return self.asked_in_vain(io, name) };
+        call.set_thread(None);
+        if call.is_once() {
+            self.fail(&call, error);
+            self.tidy(io, name);
+        } else {
+            self.wait_failed(io, name, &call, error, passing);
+        }
+    }
+
+    /// The server granted `thread`: hands it to its call.
+    fn grant(&mut self, io: &Io, thread: ThreadId, call: &Arc<Call>) {
+        let now = Moment::now();
+        let request = &call.request;
+        let name = request.name.clone();
+        self.leave_queue(call);
+        let key = self.keys.entry(name.clone()).or_default();
+        // The lock is exclusive: if the server grants it, an older hold of ours is gone.
+        if let Some(old) = key.active.take() {
+            self.lose(io, old, LostReason::Gone);
+        }
+        let key = self.keys.entry(name.clone()).or_default();
+        key.active = Some(thread);
+        key.failures = 0;
+        key.try_at = None;
+        key.again = false;
+        key.linger_until = None;
+        if !key.queue.is_empty() {
+            key.held_seen = Some(now);
+        }
+        if key.foreign {
+            key.streak += 1;
+        }
+        // The owner's other calls need not wait for themselves.
+        let (own, others): (VecDeque<_>, _) =
+            std::mem::take(&mut key.queue).into_iter().partition(|c| c.request.owner == request.owner);
+        key.queue = others;
+        let hold = self.holds.get_mut(&thread).expect("granted holds are there");
+        hold.phase = Phase::Held;
+        hold.guards = 1;
+        hold.watched = u32::from(request.watched);
+        if request.watched {
+            hold.renew.until = request.max_hold.map(|max| now.after(max));
+            hold.renew.at = Some(io.renewal_due(now, hold.lease));
+        }
+        let recall_at = now.after(io.config.undelivered_grant.min(hold.lease.as_duration() / 3));
+        let grant = Grant { thread, hold: hold.shared.clone(), watched: request.watched };
+        let next = hold.next_look();
+        call.set_recall(recall_at);
+        let waited = call.started.until(now);
+        tracing::debug!(lock = %name, owner = %request.owner, thread = thread.0, ?waited, "acquired");
+        io.stats.acquired.fetch_add(1, Relaxed);
+        self.timers.add(io, next, Timer::Hold(thread));
+        self.timers.add(io, recall_at, Timer::Wait(Arc::downgrade(call)));
+        if self.finish(call, Ok(Some(grant))).is_err() {
+            self.leave(io, thread, request.watched, None);
+        }
+        for joiner in own {
+            self.join(io, thread, &joiner);
+        }
+    }
+
+    /// A nested call of the owner of `thread`.
+    fn join(&mut self, io: &Io, thread: ThreadId, call: &Arc<Call>) {
+        call.set_thread(Some(thread));
+        if let Some(end) = call.end() {
+            self.timers.add(io, end, Timer::Wait(Arc::downgrade(call)));
+        }
+        self.holds.get_mut(&thread).expect("the caller looked it up").joiners.push(call.clone());
+        self.settle(io, thread);
+    }
+
+    /// Brings the server's count to the number of live holds, one operation at a time.
+    pub(super) fn settle(&mut self, io: &Io, thread: ThreadId) {
+        let Some(hold) = self.holds.get_mut(&thread) else { return };
+        if hold.settling.is_some() || !matches!(hold.phase, Phase::Held) {
+            return;
+        }
+        let count = hold.live();
+        if count == 0 {
+            return self.free(io, thread, None, false);
+        }
+        let joiners = std::mem::take(&mut hold.joiners);
+        let leavers = std::mem::take(&mut hold.leavers);
+        let name = hold.name.clone();
+        let lease = joiners.iter().map(|j| j.request.lease).max();
+        let op = match lease {
+            Some(lease) if count > 1 => Op::Acquire { name, thread, count, lease },
+            // Its outer holds went while this one came: the field is there already and its count is right.
+            Some(lease) => Op::Renew { holds: vec![(name, thread)], lease },
+            None if hold.server_count == Some(count) => return self.unlocked(leavers, &Ok(())),
+            None => Op::Release { name, thread, remaining: count },
+        };
+        hold.settling = Some(Settling { count, lease: lease.unwrap_or(hold.lease), joiners, leavers });
+        io.push_counted(op, Tag::Settle(thread), hold.settle_failures);
+    }
+
+    pub(super) fn answered_settle(&mut self, io: &Io, thread: ThreadId, answer: Answer) {
+        let Some(hold) = self.holds.get_mut(&thread) else { return };
+        let Some(settling) = hold.settling.take() else { return };
+        if !matches!(hold.phase, Phase::Held) {
+            return;
+        }
+        let failure = match answer.result {
+            Ok(Reply::Acquired) => None,
+            Ok(Reply::Kept) => None,
+            Ok(Reply::Renewed(r)) if r == [Renewal::Renewed] => None,
+            Ok(Reply::Renewed(r)) => match r.into_iter().next() {
+                Some(Renewal::Failed(refusal)) => Some(Failure::Refused(refusal)),
+                _ => return self.lose_with(io, thread, LostReason::Gone, settling),
+            },
+            Ok(_) => return self.lose_with(io, thread, LostReason::Gone, settling),
+            Err(failure) => Some(failure),
+        };
+        match failure {
+            None => {
+                hold.server_count = Some(settling.count);
+                hold.settle_failures = 0;
+                if !settling.joiners.is_empty() {
+                    hold.shared.raise_deadline(settling.lease.deadline(answer.handed));
+                }
+                self.unlocked(settling.leavers, &Ok(()));
+                for call in settling.joiners {
+                    self.grant_nested(io, thread, &call);
+                }
+                self.settle(io, thread);
+            }
+            Some(Failure::Refused(refusal)) if refusal.kind == RefusalKind::WrongType => {
+                self.lose_with(io, thread, LostReason::WrongType, settling);
+            }
+            Some(failure) => {
+                // Whatever happened to it, the next one sets the whole count.
+                if matches!(failure, Failure::Unknown(_)) {
+                    hold.server_count = None;
+                }
+                hold.settle_failures += 1;
+                let name = hold.name.clone();
+                let error = io.error(&name, &failure);
+                let passing = io.is_passing(&failure);
+                let unconfirmed = io.unconfirmed(hold, &error);
+                for call in settling.joiners {
+                    if passing && !call.is_once() {
+                        let hold = self.holds.get_mut(&thread).expect("looked up above");
+                        hold.joiners.push(call);
+                    } else {
+                        self.fail(&call, error.clone());
+                    }
+                }
+                self.unlocked(settling.leavers, &Err(unconfirmed));
+                let at = Moment::now().after(io.backoff(self.holds[&thread].settle_failures));
+                self.timers.add(io, at, Timer::Hold(thread));
+            }
+        }
+    }
+
+    fn grant_nested(&mut self, io: &Io, thread: ThreadId, call: &Arc<Call>) {
+        let now = Moment::now();
+        let request = &call.request;
+        let hold = self.holds.get_mut(&thread).expect("its answer was just read");
+        hold.guards += 1;
+        if request.watched {
+            hold.watched += 1;
+            if hold.watched == 1 || hold.renew.at.is_none() {
+                hold.renew.until = request.max_hold.map(|max| now.after(max));
+                let due = io.renewal_due(now, io.watchdog_lease);
+                hold.renew.at = Some(due);
+                self.timers.add(io, due, Timer::Hold(thread));
+            }
+        }
+        let hold = self.holds.get_mut(&thread).expect("its answer was just read");
+        let grant = Grant { thread, hold: hold.shared.clone(), watched: request.watched };
+        tracing::debug!(lock = %request.name, owner = %request.owner, thread = thread.0, "re-entered");
+        io.stats.acquired.fetch_add(1, Relaxed);
+        let recall_at = now.after(io.config.undelivered_grant);
+        call.set_recall(recall_at);
+        self.timers.add(io, recall_at, Timer::Wait(Arc::downgrade(call)));
+        if self.finish(call, Ok(Some(grant))).is_err() {
+            self.leave(io, thread, request.watched, None);
+        }
+    }
+
+    /// A hold turned out to be gone while a count operation was under way.
+    fn lose_with(&mut self, io: &Io, thread: ThreadId, reason: LostReason, settling: Settling) {
+        let hold = self.holds.get_mut(&thread).expect("the caller looked it up");
+        let mut joiners = settling.joiners;
+        joiners.append(&mut hold.joiners);
+        hold.joiners = joiners;
+        let mut leavers = settling.leavers;
+        leavers.append(&mut hold.leavers);
+        hold.leavers = leavers;
+        self.lose(io, thread, reason);
+    }
+
+    /// The hold is lost: tells its guards, sends its nested calls to the queue, and lets the next one try.
+    pub(super) fn lose(&mut self, io: &Io, thread: ThreadId, reason: LostReason) {
+        let Some(hold) = self.holds.remove(&thread) else { return };
+        let error = io.lost(&hold, reason);
+        hold.shared.set_end(HoldEnd::Lost(reason));
+        io.stats.lost.fetch_add(1, Relaxed);
+        tracing::warn!(lock = %hold.name, owner = %hold.owner, thread = thread.0, %reason, "lost");
+        if !hold.forgotten.is_empty() {
+            self.departed.add(hold.owner, hold.name.clone(), HoldEnd::Lost(reason));
+        }
+        let mut leavers = hold.leavers;
+        let mut joiners = hold.joiners;
+        if let Some(settling) = hold.settling {
+            leavers.extend(settling.leavers);
+            joiners.extend(settling.joiners);
+        }
+        self.unlocked(leavers, &Err(Error::Lost(error)));
+        if let Some(key) = self.keys.get_mut(&hold.name)
+            && key.active == Some(thread)
+        {
+            key.active = None;
+        }
+        for call in joiners {
+            call.set_thread(None);
+            self.begin(io, &call);
+        }
+        self.nudge(io, &hold.name);
+        self.tidy(io, &hold.name);
+    }
+
+    /// The caller's future is gone, or its wait is over. Nothing may stay behind.
+    pub(super) fn withdraw(&mut self, io: &Io, call: &Arc<Call>) {
+        let name = &call.request.name;
+        let thread = call.thread();
+        let was_queued = self.leave_queue(call);
+        if let Some(hold) = thread.and_then(|t| self.holds.get_mut(&t).map(|h| (t, h))) {
+            let (thread, hold) = hold;
+            if let Phase::Asked { call: asked, .. } = &mut hold.phase {
+                if asked.as_ref().is_some_and(|asked| Arc::ptr_eq(asked, call)) {
+                    *asked = None;
+                    self.withdraw_attempt(io, thread);
+                }
+            } else {
+                let before = hold.joiners.len();
+                hold.joiners.retain(|j| !Arc::ptr_eq(j, call));
+                if let Some(settling) = &mut hold.settling {
+                    settling.joiners.retain(|j| !Arc::ptr_eq(j, call));
+                }
+                if before != hold.joiners.len() || hold.settling.is_none() {
+                    self.settle(io, thread);
+                }
+            }
+        }
+        if was_queued {
+            self.pump(io, name);
+        }
+        self.tidy(io, name);
+    }
+
+    /// The attempt's call is gone: hands the attempt to the next waiter, or takes it back, or sends a release behind it.
+    fn withdraw_attempt(&mut self, io: &Io, thread: ThreadId) {
+        let hold = self.holds.get_mut(&thread).expect("the caller looked it up");
+        let name = hold.name.clone();
+        if let Some(key) = self.keys.get_mut(&name)
+            && key.asking == Some(thread)
+        {
+            if let Some(next) = key.queue.front().filter(|next| next.request.lease == hold.lease) {
+                next.set_thread(Some(thread));
+                hold.owner = next.request.owner;
+                hold.phase = Phase::Asked { call: Some(next.clone()), released_behind: false };
+                return;
+            }
+            key.asking = None;
+        }
+        if io.take_back(thread) {
+            self.holds.remove(&thread);
+        } else {
+            hold.phase = Phase::Asked { call: None, released_behind: true };
+            io.push(Op::Release { name: name.clone(), thread, remaining: 0 }, Tag::Free(thread));
+        }
+        if let Some(key) = self.keys.get_mut(&name)
+            && !key.queue.is_empty()
+        {
+            key.try_at = Some(Moment::now());
+        }
+        self.pump(io, &name);
+    }
+
+    /// Starts the list of releases for an acquire of which nobody knows whether it was executed.
+    fn doubt(&mut self, io: &Io, thread: ThreadId, first_epoch: u64) {
+        let hold = self.holds.get_mut(&thread).expect("the caller looked it up");
+        let now = Moment::now();
+        tracing::debug!(lock = %hold.name, thread = thread.0, "an acquire without an answer: releasing it until it is gone");
+        hold.phase = Phase::Doubtful(Doubt {
+            since: now,
+            clean_from: first_epoch,
+            kills: 0,
+            unkillable: false,
+            in_flight: false,
+            tries: 0,
+            retry_at: now,
+        });
+        self.timers.add(io, now, Timer::Hold(thread));
+    }
+}
