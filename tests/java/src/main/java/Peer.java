@@ -46,7 +46,7 @@ public final class Peer {
         try {
             redisson = Redisson.create(config(args[0], args.length > 1 ? Long.parseLong(args[1]) : 30_000));
         } catch (Exception e) {
-            System.err.println("peer: no Redisson on the given server: " + e);
+            System.err.println("peer: cannot start: " + e);
             Runtime.getRuntime().halt(1);
             return;
         }
