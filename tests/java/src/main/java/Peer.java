@@ -175,6 +175,11 @@ public final class Peer {
                     return lock.isHeldByCurrentThread();
                 case "remainTimeToLive":
                     return lock.remainTimeToLive();
+                case "holders":
+                    Json holders = new Json();
+                    redisson.<String, String>getMap(c.word(0), StringCodec.INSTANCE).readAllMap()
+                            .forEach((holder, count) -> holders.put(holder, Long.valueOf(count)));
+                    return holders;
                 case "race":
                     return race(lock, c.word(1), c.number(2, 0), c.number(3, 0));
                 default:
