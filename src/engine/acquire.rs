@@ -61,10 +61,13 @@ impl State {
                 leavers: Vec::new(),
                 settle_failures: 0,
                 renew: Renew::default(),
+                look_at: None,
+                token: None,
             },
         );
         let op = Op::Acquire { name: request.name.clone(), thread, count: 1, lease: request.lease };
-        io.push(op, Tag::Ask(thread));
+        let token = io.push(op, Tag::Ask(thread));
+        self.holds.get_mut(&thread).expect("inserted above").token = token;
         thread
     }
 
@@ -202,7 +205,7 @@ impl State {
         let waited = call.started.until(now);
         tracing::debug!(lock = %name, owner = %request.owner, thread = thread.0, ?waited, "acquired");
         io.stats.acquired.fetch_add(1, Relaxed);
-        self.timers.add(io, next, Timer::Hold(thread));
+        self.look_at_hold_at(io, thread, next);
         self.timers.add(io, recall_at, Timer::Wait(Arc::downgrade(call)));
         if self.finish(call, Ok(Some(grant))).is_err() {
             self.leave(io, thread, request.watched, None);
@@ -300,7 +303,7 @@ impl State {
                 }
                 self.unlocked(settling.leavers, &Err(unconfirmed));
                 let at = Moment::now().after(io.backoff(self.holds[&thread].settle_failures));
-                self.timers.add(io, at, Timer::Hold(thread));
+                self.look_at_hold_at(io, thread, at);
             }
         }
     }
@@ -316,7 +319,7 @@ impl State {
                 hold.renew.until = request.max_hold.map(|max| now.after(max));
                 let due = io.renewal_due(now, io.watchdog_lease);
                 hold.renew.at = Some(due);
-                self.timers.add(io, due, Timer::Hold(thread));
+                self.look_at_hold_at(io, thread, due);
             }
         }
         let hold = self.holds.get_mut(&thread).expect("its answer was just read");
@@ -417,7 +420,7 @@ impl State {
             }
             key.asking = None;
         }
-        if io.take_back(thread) {
+        if io.take_back(hold.token) {
             self.holds.remove(&thread);
         } else {
             hold.phase = Phase::Asked { call: None, released_behind: true };
@@ -445,6 +448,6 @@ impl State {
             tries: 0,
             retry_at: now,
         });
-        self.timers.add(io, now, Timer::Hold(thread));
+        self.look_at_hold_at(io, thread, now);
     }
 }

@@ -196,6 +196,7 @@ impl Engine {
                 return Err(closed());
             }
             io.push(op, Tag::Query(sender));
+            state.timers.add(io, Moment::now().after(keeper::TICK), Timer::Alarm);
             Ok(())
         })?;
         match receiver.await {
@@ -237,7 +238,7 @@ impl Engine {
         }
         self.with(|state, io| state.close(io, keep_holds));
         let deadline = Moment::now().after(within);
-        self.io.keeper_alarm(deadline);
+        self.with(|state, io| state.timers.add(io, deadline, Timer::Alarm));
         let unconfirmed = loop {
             let drained = self.io.drained_async.notified();
             tokio::pin!(drained);

@@ -152,7 +152,7 @@ impl State {
             self.holds.remove(&thread);
             self.after_release(io, &name);
         } else {
-            self.timers.add(io, retry_at, Timer::Hold(thread));
+            self.look_at_hold_at(io, thread, retry_at);
         }
     }
 
@@ -170,7 +170,7 @@ impl State {
             io.push_own(op, Tag::Free(thread));
         } else {
             let at = releasing.retry_at;
-            self.timers.add(io, at, Timer::Hold(thread));
+            self.look_at_hold_at(io, thread, at);
         }
     }
 
@@ -183,7 +183,7 @@ impl State {
         }
         if now < doubt.retry_at {
             let at = doubt.retry_at;
-            return self.timers.add(io, at, Timer::Hold(thread));
+            return self.look_at_hold_at(io, thread, at);
         }
         match io.main_epoch() {
             Some(current) if !doubt.unkillable => {
@@ -253,7 +253,7 @@ impl State {
             self.released(io, &name, receivers);
             self.nudge(io, &name);
         }
-        self.timers.add(io, at, Timer::Hold(thread));
+        self.look_at_hold_at(io, thread, at);
     }
 
     /// Nothing more will be heard of this field.

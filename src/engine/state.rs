@@ -15,7 +15,7 @@ use crate::error::{Error, HoldEnd};
 use crate::lease::Lease;
 use crate::names::LockName;
 use crate::owner::Owner;
-use crate::wire::ThreadId;
+use crate::wire::{OpToken, ThreadId};
 
 /// Whom an unlock answers.
 pub(crate) type UnlockSender = oneshot::Sender<Result<(), Error>>;
@@ -107,6 +107,10 @@ pub(crate) struct Hold {
     pub(super) leavers: Vec<UnlockSender>,
     pub(super) settle_failures: u32,
     pub(super) renew: Renew,
+    /// When the keeper looks at it next: one timer per hold counts, others are stale.
+    pub(super) look_at: Option<Moment>,
+    /// The acquire, while it may still be taken back unsent.
+    pub(super) token: Option<OpToken>,
 }
 
 #[derive(Default)]
@@ -265,6 +269,8 @@ pub(crate) enum Timer {
     Hold(ThreadId),
     Key(Arc<LockName>),
     Wait(Weak<Call>),
+    /// Only that the keeper is awake then.
+    Alarm,
 }
 
 /// Timers on their way to the wheel. Adding one is a push; the keeper is woken only if it would sleep past it.
@@ -294,12 +300,22 @@ impl Timers {
 }
 
 impl State {
+    /// Has the keeper look at a hold at `at`, or before.
+    pub(super) fn look_at_hold_at(&mut self, io: &Io, thread: ThreadId, at: Moment) {
+        let Some(hold) = self.holds.get_mut(&thread) else { return };
+        if hold.look_at.is_none_or(|look| at < look) {
+            hold.look_at = Some(at);
+            self.timers.add(io, at, Timer::Hold(thread));
+        }
+    }
+
     /// Whether a timer still has something to look at.
     pub(super) fn is_live(&self, timer: &Timer) -> bool {
         match timer {
             Timer::Hold(thread) => self.holds.contains_key(thread),
             Timer::Key(name) => self.keys.contains_key(name),
             Timer::Wait(call) => call.strong_count() > 0,
+            Timer::Alarm => true,
         }
     }
 

@@ -243,6 +243,21 @@ impl State {
         }
     }
 
+    /// A call's timer: the end of its wait, or a grant that nobody picks up.
+    pub(super) fn look_at_call(&mut self, io: &Io, call: &Arc<Call>, now: Moment) {
+        if call.is_open() {
+            if call.end().is_some_and(|end| end <= now) {
+                self.expire(io, call);
+            }
+        } else if call.recall_at().is_some_and(|at| at <= now)
+            && let Some(grant) = call.recall()
+        {
+            tracing::warn!(lock = %call.request.name, owner = %call.request.owner,
+                "granted to a call that nobody polls: given back");
+            self.leave(io, grant.thread, grant.watched, None);
+        }
+    }
+
     /// A key's timer: an attempt that is due, or the end of its lingering.
     pub(super) fn look_at_key(&mut self, io: &Io, name: &Arc<LockName>, now: Moment) {
         let Some(key) = self.keys.get_mut(name) else { return };
