@@ -31,17 +31,17 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use self::call::{Call, Grant, Patience};
+use self::call::{Call, Grant};
 pub(crate) use self::io::Io;
 use self::state::{After, State, Timer};
 use crate::clock::Moment;
 use crate::config::Config;
-use crate::error::{ConnectError, Error, HoldEnd, LostReason, ShutdownError};
+use crate::error::{ConnectError, Error, ShutdownError};
 use crate::lease::Lease;
 use crate::names::LockName;
 use crate::owner::Owner;
 use crate::stats::Stats;
-use crate::wire::{Answer, Failure, Heard, Lane, Listener, Op, Refusal, Renewal, Reply, Subscriber, ThreadId};
+use crate::wire::{Answer, Failure, Heard, Lane, Listener, Op, Refusal, Reply, ThreadId};
 
 /// How long a key that nobody waits for keeps its subscription.
 const LINGER: Duration = Duration::from_millis(500);

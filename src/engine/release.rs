@@ -207,7 +207,11 @@ impl State {
         doubt.tries += 1;
         let op = Op::Release { name: hold.name.clone(), thread, remaining: 0 };
         // The first tries go the acquire's own way, so that they come behind it; if that way is shut, the keeper's.
-        if doubt.tries % 2 == 1 { io.push(op, Tag::Free(thread)) } else { io.push_own(op, Tag::Free(thread)) }
+        if doubt.tries % 2 == 1 {
+            io.push(op, Tag::Free(thread));
+        } else {
+            io.push_own(op, Tag::Free(thread));
+        }
     }
 
     pub(super) fn answered_kill(&mut self, io: &Io, thread: ThreadId, answer: &Answer) {
