@@ -223,13 +223,19 @@ fn start(url: &str, watchdog_ms: u64) -> JavaPeer {
     let answers = Arc::new(Mutex::new(Answers::default()));
     let (ready, is_ready) = oneshot::channel();
     answers.lock().unwrap().waiting.insert(0, ready);
-    let mut peer =
-        JavaPeer { uuid: String::new(), redisson: String::new(), child: Mutex::new(child), input, answers: answers.clone() };
+    let mut peer = JavaPeer {
+        uuid: String::new(),
+        redisson: String::new(),
+        child: Mutex::new(child),
+        input,
+        answers: answers.clone(),
+    };
     std::thread::Builder::new()
         .name("java-peer".to_owned())
         .spawn(move || {
             for line in output.lines().map_while(Result::ok) {
-                let json: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("from the Java peer: {line:?}: {e}"));
+                let json: Value =
+                    serde_json::from_str(&line).unwrap_or_else(|e| panic!("from the Java peer: {line:?}: {e}"));
                 let waiting = answers.lock().unwrap().waiting.remove(&json["id"].as_u64().unwrap_or(u64::MAX));
                 if let Some(waiting) = waiting {
                     let _ = waiting.send(json);
