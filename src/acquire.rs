@@ -5,8 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::clock::Moment;
 use crate::client::Handle;
+use crate::clock::Moment;
 use crate::engine::call::{Call, Found, Grant, Patience, Request};
 use crate::error::Error;
 

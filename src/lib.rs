@@ -61,8 +61,8 @@ pub use builder::LockClientBuilder;
 pub use client::LockClient;
 pub use engine::hold::Lost;
 pub use error::{
-    ConnectError, ConnectErrorKind, Error, HoldEnd, InvalidDuration, InvalidName, LockLost, LostReason, NotHeld, Refused,
-    ShutdownError,
+    ConnectError, ConnectErrorKind, Error, HoldEnd, InvalidDuration, InvalidName, LockLost, LostReason, NotHeld,
+    Refused, ShutdownError,
 };
 pub use guard::{LockGuard, NestedHold};
 pub use lock::{LockHolder, LockInfo, RLock};

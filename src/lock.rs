@@ -301,7 +301,7 @@ impl RLock {
     }
 
     fn is_ours(&self, field: &str) -> bool {
-        field.split_once(':').is_some_and(|(client, _)| client == self.handle.engine.io.client_id)
+        field.split_once(':').is_some_and(|(client, _)| client == &*self.handle.engine.io.client_id)
     }
 
     async fn query(&self, op: Op) -> Result<Reply, Error> {

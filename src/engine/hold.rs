@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -26,11 +26,7 @@ pub(crate) struct HoldShared {
 
 impl HoldShared {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(HoldShared {
-            deadline: AtomicU64::new(0),
-            end: AtomicU8::new(HELD),
-            changed: Arc::new(Notify::new()),
-        })
+        Arc::new(HoldShared { deadline: AtomicU64::new(0), end: AtomicU8::new(HELD), changed: Arc::new(Notify::new()) })
     }
 
     pub(crate) fn deadline(&self) -> Moment {

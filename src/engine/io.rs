@@ -22,7 +22,7 @@ use crate::wire::{
 
 pub(crate) struct Io {
     pub(crate) config: Config,
-    pub(crate) client_id: String,
+    pub(crate) client_id: std::sync::Arc<str>,
     pub(crate) stats: Counters,
     pub(super) watchdog_lease: Lease,
     /// On the runtime that connected; the way of every operation while that runtime lives.
@@ -49,7 +49,7 @@ impl Io {
         Io {
             watchdog_lease: config.watchdog_lease(),
             config,
-            client_id: uuid::Uuid::new_v4().to_string(),
+            client_id: uuid::Uuid::new_v4().to_string().into(),
             stats: Counters::default(),
             main: OnceLock::new(),
             own: OnceLock::new(),
@@ -226,11 +226,15 @@ impl Io {
     }
 
     pub(super) fn main_settings(&self) -> LaneSettings {
-        LaneSettings { command_timeout: self.config.command_timeout, timeouts_before_reconnect: 3 }
+        self.settings(self.config.command_timeout, 3)
     }
 
     pub(super) fn own_settings(&self) -> LaneSettings {
-        LaneSettings { command_timeout: self.config.watchdog_command_timeout(), timeouts_before_reconnect: 1 }
+        self.settings(self.config.watchdog_command_timeout(), 1)
+    }
+
+    fn settings(&self, command_timeout: Duration, timeouts_before_reconnect: u32) -> LaneSettings {
+        LaneSettings { client_id: self.client_id.clone(), command_timeout, timeouts_before_reconnect }
     }
 
     /// When a renewal is due: a third of the lease from `from`, rounded down to a common grid so that holds taken about the

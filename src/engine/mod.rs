@@ -179,7 +179,12 @@ impl Engine {
         self.with(|state, _| state.held_by(name, owner))
     }
 
-    pub(crate) fn extend(&self, name: &Arc<LockName>, thread: ThreadId, lease: Lease) -> oneshot::Receiver<Result<(), Error>> {
+    pub(crate) fn extend(
+        &self,
+        name: &Arc<LockName>,
+        thread: ThreadId,
+        lease: Lease,
+    ) -> oneshot::Receiver<Result<(), Error>> {
         let (sender, receiver) = oneshot::channel();
         self.with(|_, io| {
             io.push(Op::Renew { holds: vec![(name.clone(), thread)], lease }, Tag::Extend(thread, lease, sender));
@@ -255,6 +260,18 @@ impl Engine {
         result
     }
 
+    /// The caller's runtime ends, perhaps because the program does: what is being released gets a moment to be.
+    fn drain_blocking(&self) {
+        let until = std::time::Instant::now() + self.io.config.drain_timeout;
+        let mut state = self.state.lock();
+        while state.is_releasing() && self.io.keeper_lives() {
+            if self.io.drained.wait_until(&mut state, until).timed_out() {
+                break;
+            }
+        }
+        self.finish(state);
+    }
+
     /// The last handle is gone: waits for what is still to be released, a moment at most, not at all when there is nothing.
     pub(crate) fn close_blocking(&self) {
         if self.io.shut_down.get().is_some() {
@@ -323,6 +340,12 @@ impl Listener<Tag> for Post {
     fn connected(&self) {
         if let Some(engine) = self.0.upgrade() {
             engine.io.call_keeper(keeper::News::Connected);
+        }
+    }
+
+    fn ended(&self) {
+        if let Some(engine) = self.0.upgrade() {
+            engine.drain_blocking();
         }
     }
 }

@@ -262,7 +262,7 @@ impl State {
 
     /// Nothing more will be heard of this field.
     fn after_release(&mut self, io: &Io, name: &Arc<LockName>) {
-        if self.holds.is_empty() {
+        if !self.is_releasing() {
             io.drained.notify_all();
             io.drained_async.notify_waiters();
         }
@@ -352,6 +352,11 @@ impl State {
                 io.push_own(op, Tag::Free(*thread));
             }
         }
+    }
+
+    /// Whether a release is under way.
+    pub(super) fn is_releasing(&self) -> bool {
+        self.holds.values().any(|hold| !matches!(hold.phase, Phase::Held | Phase::Asked { call: Some(_), .. }))
     }
 
     /// Locks whose release is still not confirmed.

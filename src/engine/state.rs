@@ -133,7 +133,10 @@ pub(crate) struct Settling {
 
 pub(crate) enum Phase {
     /// The acquire is in flight. `None`: nobody wants it any more; a release was sent behind it.
-    Asked { call: Option<Arc<Call>>, released_behind: bool },
+    Asked {
+        call: Option<Arc<Call>>,
+        released_behind: bool,
+    },
     Held,
     Releasing(Releasing),
     /// The acquire may or may not have been executed: released until it is certainly gone.

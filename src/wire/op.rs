@@ -162,6 +162,8 @@ pub(crate) struct Answer {
 pub(crate) trait Listener<T>: Send + Sync + 'static {
     /// Once for each operation pushed, unless it was taken back while still queued.
     fn answered(&self, tag: T, answer: Answer);
-    /// The lane has a connection (again).
+    /// The lane has a connection again.
     fn connected(&self);
+    /// The lane's runtime has ended under it; everything else has been told. May block for a moment.
+    fn ended(&self) {}
 }
