@@ -199,10 +199,14 @@ impl Io {
         self.ending.load(Ordering::Acquire)
     }
 
-    pub(super) async fn hang_up(&self) {
+    pub(super) fn close_main(&self) {
         if let Some(main) = self.main.get() {
             main.close();
         }
+    }
+
+    pub(super) async fn hang_up(&self) {
+        self.close_main();
         if let Some(subscriber) = self.subscriber.get() {
             subscriber.close().await;
         }

@@ -157,6 +157,7 @@ impl Wheel {
                     match timer {
                         Timer::Hold(thread) => state.look_at_hold(io, thread, now, &mut renew),
                         Timer::Key(name) => state.look_at_key(io, &name, now),
+                        Timer::Linger(name) => state.look_at_idle_key(io, &name, now),
                         Timer::Wait(call) => {
                             if let Some(call) = call.upgrade() {
                                 state.look_at_call(io, &call, now);

@@ -79,7 +79,7 @@ impl Engine {
             mail: Mutex::new(VecDeque::new()),
             io: Io::new(config),
         });
-        let unfinished = CloseOnDrop(Some(engine.clone()));
+        let mut unfinished = CloseOnDrop(Some(engine.clone()));
         let keeper = keeper::start(&engine);
         if tokio::runtime::Handle::try_current().is_ok() {
             let lane = Lane::connect(engine.io.endpoint("main"), engine.io.main_settings(), engine.listener()).await?;
@@ -87,7 +87,7 @@ impl Engine {
         }
         keeper.await.map_err(|_| ConnectError::config("the client's thread ended while connecting"))??;
         engine.io.join_lanes();
-        std::mem::forget(unfinished);
+        unfinished.0 = None;
         Ok(engine)
     }
 
@@ -303,6 +303,7 @@ impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         if let Some(engine) = self.0.take() {
             engine.io.end();
+            engine.io.close_main();
         }
     }
 }

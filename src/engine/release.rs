@@ -66,14 +66,12 @@ impl State {
     pub(super) fn free(&mut self, io: &Io, thread: ThreadId, waiter: Option<UnlockSender>, silent: bool) {
         let now = Moment::now();
         let Some(hold) = self.holds.get_mut(&thread) else { return };
-        hold.phase = Phase::Releasing(Releasing {
-            waiters: hold.leavers.drain(..).chain(waiter).collect(),
-            started: now,
-            tries: 1,
-            in_flight: true,
-            retry_at: now,
-            silent,
-        });
+        let mut waiters = std::mem::take(&mut hold.leavers);
+        // The final release answers for a partial one that is still in flight.
+        waiters.extend(hold.settling.as_mut().map(|s| std::mem::take(&mut s.leavers)).into_iter().flatten());
+        waiters.extend(waiter);
+        hold.phase =
+            Phase::Releasing(Releasing { waiters, started: now, tries: 1, in_flight: true, retry_at: now, silent });
         if !silent {
             hold.shared.set_end(HoldEnd::Released);
         }

@@ -69,6 +69,8 @@ pub(crate) struct KeyState {
     pub(super) giving_way: bool,
     /// Idle and kept until then: for the subscription, and for what is known of others.
     pub(super) linger_until: Option<Moment>,
+    /// A timer for that is under way: one is enough.
+    pub(super) linger_timer: bool,
 }
 
 /// The subscription of one key.
@@ -221,7 +223,9 @@ impl State {
         }
         let until = Moment::now().after(super::LINGER);
         key.linger_until = Some(until);
-        self.timers.add(io, until, Timer::Key(name.clone()));
+        if !std::mem::replace(&mut key.linger_timer, true) {
+            self.timers.add(io, until, Timer::Linger(name.clone()));
+        }
     }
 }
 
@@ -271,6 +275,7 @@ impl Departed {
 pub(crate) enum Timer {
     Hold(ThreadId),
     Key(Arc<LockName>),
+    Linger(Arc<LockName>),
     Wait(Weak<Call>),
     /// Only that the keeper is awake then.
     Alarm,
@@ -316,7 +321,7 @@ impl State {
     pub(super) fn is_live(&self, timer: &Timer) -> bool {
         match timer {
             Timer::Hold(thread) => self.holds.contains_key(thread),
-            Timer::Key(name) => self.keys.contains_key(name),
+            Timer::Key(name) | Timer::Linger(name) => self.keys.contains_key(name),
             Timer::Wait(call) => call.strong_count() > 0,
             Timer::Alarm => true,
         }

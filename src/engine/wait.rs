@@ -173,7 +173,10 @@ impl State {
             key.try_at = None;
             return;
         }
-        if !key.queue.is_empty() {
+        if key.asking.is_some() {
+            // It may have been executed before the release: the answer is not to be slept on.
+            key.again = true;
+        } else if !key.queue.is_empty() {
             key.try_at = Some(Moment::now());
         }
         self.pump(io, name);
@@ -258,20 +261,25 @@ impl State {
         }
     }
 
-    /// A key's timer: an attempt that is due, or the end of its lingering.
+    /// The end of a key's lingering, unless it was used in the meantime.
+    pub(super) fn look_at_idle_key(&mut self, io: &Io, name: &Arc<LockName>, now: Moment) {
+        let Some(key) = self.keys.get_mut(name) else { return };
+        match key.linger_until {
+            None => key.linger_timer = false,
+            Some(until) if until > now => self.timers.add(io, until, Timer::Linger(name.clone())),
+            Some(_) => {
+                if key.hearing != Hearing::None {
+                    self.channels.remove(name.channel());
+                    io.unwant(name);
+                }
+                self.keys.remove(name);
+            }
+        }
+    }
+
+    /// A key's timer: an attempt that is due.
     pub(super) fn look_at_key(&mut self, io: &Io, name: &Arc<LockName>, now: Moment) {
         let Some(key) = self.keys.get_mut(name) else { return };
-        if let Some(until) = key.linger_until {
-            if until > now {
-                return self.timers.add(io, until, Timer::Key(name.clone()));
-            }
-            if key.hearing != Hearing::None {
-                self.channels.remove(name.channel());
-                io.unwant(name);
-            }
-            self.keys.remove(name);
-            return;
-        }
         if key.asking.is_none() && key.active.is_none() && key.try_at.is_some_and(|at| at <= now) {
             if key.hearing != Hearing::None && !key.giving_way && key.failures == 0 {
                 io.stats.repolls.fetch_add(1, Relaxed);
