@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Nothing here lives on a runtime: a peer can be shared by tests, each with a runtime of its own.
-#![allow(dead_code)] // Each test binary uses a part of it.
+#![allow(dead_code, missing_docs, unreachable_pub)] // Each test binary uses a part of it.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
