@@ -7,8 +7,9 @@
 //! REDIS_URL=redis://127.0.0.1:6390 cargo run --example demo
 //! ```
 //!
-//! If `REDISSON_LOCK_DEMO_JAVA` is set, it is a command line that starts a Redisson process on the same server
-//! (`tests/java/README.md` has the protocol), which then takes its turn in the last scene.
+//! If `REDISSON_LOCK_DEMO_JAVA` is set (to `tests/java/peer`, say), it is a command line that starts a Redisson process, to which
+//! the server's URL and the watchdog timeout in milliseconds are added; it takes its turn in the last scene. What is said to
+//! it is in `tests/java/README.md`.
 
 use std::error::Error;
 use std::process::{ExitCode, Stdio};
@@ -77,7 +78,10 @@ async fn demo() -> Outcome<()> {
     );
     // A JVM takes a while to start; it may do so beside the first scenes.
     let java = std::env::var("REDISSON_LOCK_DEMO_JAVA").ok().filter(|c| !c.trim().is_empty());
-    let java = java.map(|line| tokio::spawn(async move { Java::start(&line).await }));
+    let java = java.map(|line| {
+        let url = url.clone();
+        tokio::spawn(async move { Java::start(&line, &url).await })
+    });
 
     let mut pods = Vec::new();
     for n in 1..=3 {
@@ -342,9 +346,9 @@ struct Java {
 }
 
 impl Java {
-    async fn start(command: &str) -> Outcome<Java> {
+    async fn start(command: &str, url: &str) -> Outcome<Java> {
         let mut child = Command::new("sh")
-            .args(["-c", &format!("exec {command}")])
+            .args(["-c", &format!("exec {command} \"$@\""), "sh", url, "3000"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
