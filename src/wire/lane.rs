@@ -187,6 +187,7 @@ impl<T: Send + 'static> Lane<T> {
     }
 
     /// How long the operation has waited that is queued longest.
+    #[cfg(test)]
     pub(crate) fn oldest_queued_age(&self) -> Option<Duration> {
         self.0.state.lock().queue.front().map(|queued| queued.since.until(Moment::now()))
     }
@@ -198,6 +199,7 @@ impl<T: Send + 'static> Lane<T> {
     }
 
     /// Whether anything is queued or without an answer.
+    #[cfg(test)]
     pub(crate) fn has_pending(&self) -> bool {
         let state = self.0.state.lock();
         !state.queue.is_empty() || !state.in_flight.is_empty()

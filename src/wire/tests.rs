@@ -13,7 +13,6 @@ use tokio::sync::mpsc;
 
 use super::op::*;
 use super::{Endpoint, Heard, Lane, LaneSettings, Subscriber, codec, connect};
-use crate::clock::Moment;
 use crate::error::{ConnectError, ConnectErrorKind};
 use crate::lease::Lease;
 use crate::names::LockName;
@@ -1107,50 +1106,4 @@ async fn unix_sockets_work() {
     let path = dir.path().join("r.sock");
     let _server = Server::start(&["--unixsocket", path.to_str().unwrap()]);
     connecting(endpoint(&format!("redis+unix://{}", path.display()))).await.unwrap().close();
-}
-
-/// Not a promise, a look: `cargo test --release -- --ignored --nocapture latency`.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "measures"]
-async fn latency() {
-    let server = Server::start(&[]);
-    let mut rig = Rig::connect(server.port).await;
-    for warm in [true, false] {
-        let started = Instant::now();
-        const PAIRS: u64 = 20_000;
-        for n in 0..PAIRS {
-            rig.ask(acquire("k", n, 1, 30_000)).await.unwrap();
-            rig.ask(release("k", n, 0)).await.unwrap();
-        }
-        if !warm {
-            println!("1 caller: {:.0} pairs/s", PAIRS as f64 / started.elapsed().as_secs_f64());
-        }
-    }
-    for callers in [16u32, 64, 256] {
-        let started = Instant::now();
-        let total = 200_000u32;
-        for n in 0..callers {
-            rig.lane.push(acquire(&format!("k{n}"), u64::from(n), 1, 30_000), n);
-        }
-        let mut left = total;
-        let mut held = vec![false; callers as usize];
-        while left > 0 {
-            let (n, answer) = rig.next().await;
-            answer.result.unwrap();
-            left -= 1;
-            held[n as usize] = !held[n as usize];
-            let op = if held[n as usize] {
-                release(&format!("k{n}"), u64::from(n), 0)
-            } else {
-                acquire(&format!("k{n}"), u64::from(n), 1, 30_000)
-            };
-            rig.lane.push(op, n);
-        }
-        println!("{callers} callers: {:.0} pairs/s", f64::from(total) / 2.0 / started.elapsed().as_secs_f64());
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        while rig.answers.try_recv().is_ok() {}
-        server.probe().ask("FLUSHALL");
-    }
-    let _ = Moment::now();
-    rig.lane.close();
 }
