@@ -85,7 +85,7 @@ impl LockGuard {
     }
 
     /// Runs `future` for as long as the hold is certain. The loss is looked at before each poll of `future`; when it comes,
-    /// `future` is dropped.
+    /// `future` is dropped. Work that may fail itself takes two question marks: `guard.run(work()).await??`.
     ///
     /// # Errors
     /// [`LockLost`]: the hold was lost before `future` was ready.
@@ -146,7 +146,8 @@ impl LockGuard {
     /// Gives the hold an owner of its own, so that the former owner does not re-enter. Local only: nothing is sent.
     ///
     /// # Errors
-    /// [`NestedHold`] returns the guard when other holds of the same owner on this lock exist or are being taken.
+    /// [`NestedHold`] when other holds of the same owner on this lock exist or are being taken. It holds the guard, and so
+    /// the lock, until it is dropped: see [`NestedHold::into_guard`].
     pub fn detach(mut self) -> Result<LockGuard, NestedHold> {
         match self.handle.engine.detach(&self.grant) {
             Some(owner) => {

@@ -93,7 +93,11 @@ impl fmt::Display for Owner {
         match self.0 {
             Kind::Explicit(n) => write!(f, "owner {n}"),
             Kind::Task(id) => write!(f, "task {id}"),
-            Kind::Thread(id) => write!(f, "thread {id:?}"),
+            // Its number has no stable form of its own: `ThreadId(7)`.
+            Kind::Thread(id) => {
+                let id = format!("{id:?}");
+                write!(f, "thread {}", id.trim_start_matches("ThreadId(").trim_end_matches(')'))
+            }
         }
     }
 }

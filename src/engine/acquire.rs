@@ -349,6 +349,8 @@ impl State {
     /// The hold is lost: tells its guards, sends its nested calls to the queue, and lets the next one try.
     pub(super) fn lose(&mut self, io: &Io, thread: ThreadId, reason: LostReason) {
         let Some(hold) = self.holds.remove(&thread) else { return };
+        // A server that no longer knows a hold past its deadline let it run out.
+        let reason = hold.shared.lost().filter(|_| reason == LostReason::Gone).unwrap_or(reason);
         let error = io.lost(&hold, reason);
         hold.shared.set_end(HoldEnd::Lost(reason));
         io.stats.lost.fetch_add(1, Relaxed);

@@ -51,6 +51,9 @@ impl State {
                 Error::HeldByGuard { lock: lock(), owner }
             }
             None => {
+                if self.closed {
+                    return self.unlocked(vec![waiter], &Err(Error::Closed { lock: lock() }));
+                }
                 let why = match self.departed.take(owner, name) {
                     Some(_) => NotHeld::Expired,
                     None => NotHeld::Never,
