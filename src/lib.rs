@@ -52,6 +52,7 @@ mod wire;
 mod clock;
 mod config;
 mod error;
+mod info;
 mod lease;
 mod names;
 mod owner;
@@ -65,6 +66,7 @@ pub use error::{
     Refused, ShutdownError,
 };
 pub use guard::{LockGuard, NestedHold};
-pub use lock::{LockHolder, LockInfo, RLock};
+pub use info::{LockHolder, LockInfo};
+pub use lock::RLock;
 pub use owner::Owner;
 pub use stats::Stats;

@@ -10,6 +10,7 @@ use crate::clock::Moment;
 use crate::engine::call::{Patience, Request};
 use crate::error::{Error, InvalidDuration};
 use crate::guard::LockGuard;
+use crate::info::{LockHolder, LockInfo};
 use crate::lease::Lease;
 use crate::names::LockName;
 use crate::owner::Owner;
@@ -339,28 +340,4 @@ fn duration(ttl: TimeToLive) -> Option<Duration> {
         TimeToLive::Endless => Some(Duration::MAX),
         TimeToLive::Left(left) => Some(left),
     }
-}
-
-/// What the server knows of a lock; see [`RLock::inspect`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LockInfo {
-    /// The holder fields; empty when nobody holds it.
-    pub holders: Vec<LockHolder>,
-    /// How long the server keeps it; `None` when there is no key, [`Duration::MAX`] when the key has no TTL.
-    pub remaining_lease: Option<Duration>,
-    /// How many connections listen to its channel; `None` when the server does not tell.
-    pub subscribers: Option<u64>,
-}
-
-/// One holder of a lock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LockHolder {
-    /// The holder field, `client-id:thread-id`.
-    pub field: Box<str>,
-    /// Its hold count.
-    pub count: u64,
-    /// Whether it is a hold of this client.
-    pub ours: bool,
 }

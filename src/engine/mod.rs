@@ -7,25 +7,34 @@
 //! | file | what |
 //! |---|---|
 //! | `state` | the data |
-//! | `acquire` | from a call to a hold, re-entry, withdrawal |
-//! | `release` | from a hold to a free key, retries, doubtful acquires |
+//! | `acquire` | from a call to a hold, and what happens when the caller goes away |
+//! | `reentry` | nested holds and the server's count |
 //! | `wait` | queue, contender, messages, giving way |
-//! | `keeper` | the thread: timer wheel, watchdog |
-//! | `io` | how state reaches the lanes and the clock |
+//! | `watchdog` | renewal and loss |
+//! | `release` | from a hold to a free key, and retries |
+//! | `doubt` | acquires of which nobody knows whether they were executed |
+//! | `closing` | the end of a client |
+//! | `keeper` | the thread: timer wheel |
+//! | `io` | how state reaches the lanes and the clock; names for failures |
+//! | `post` | how the wire reaches the state |
 //! | `call`, `hold` | what a caller's future, a guard and the engine share |
 
 mod acquire;
 pub(crate) mod call;
+mod closing;
+mod doubt;
 pub(crate) mod hold;
 mod io;
 mod keeper;
+mod post;
+mod reentry;
 mod release;
 mod state;
 mod wait;
 mod watchdog;
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -33,6 +42,7 @@ use tokio::sync::oneshot;
 
 use self::call::{Call, Grant};
 pub(crate) use self::io::Io;
+use self::post::Post;
 use self::state::{After, State, Timer};
 use crate::clock::Moment;
 use crate::config::Config;
@@ -41,7 +51,7 @@ use crate::lease::Lease;
 use crate::names::LockName;
 use crate::owner::Owner;
 use crate::stats::Stats;
-use crate::wire::{Answer, Failure, Heard, Lane, Listener, Op, Refusal, Reply, ThreadId};
+use crate::wire::{Answer, Failure, Lane, Op, Reply, ThreadId};
 
 /// How long a key that nobody waits for keeps its subscription.
 const LINGER: Duration = Duration::from_millis(500);
@@ -92,7 +102,7 @@ impl Engine {
     }
 
     fn listener(self: &Arc<Self>) -> Arc<Post> {
-        Arc::new(Post(Arc::downgrade(self)))
+        Arc::new(Post::new(self))
     }
 
     /// Runs `f` on the state, then works off the mail and what is to be told to others.
@@ -322,60 +332,6 @@ impl State {
                 self.after.push(After::Unlocked(sender, result));
             }
             Tag::Query(sender) => drop(sender.send(answer.result)),
-        }
-    }
-}
-
-/// Where the wire delivers to. Does not keep the engine alive.
-struct Post(Weak<Engine>);
-
-impl Listener<Tag> for Post {
-    fn answered(&self, tag: Tag, answer: Answer) {
-        let Some(engine) = self.0.upgrade() else { return };
-        engine.mail.lock().push_back((tag, answer));
-        if let Some(state) = engine.state.try_lock() {
-            engine.finish(state);
-        }
-    }
-
-    fn connected(&self) {
-        if let Some(engine) = self.0.upgrade() {
-            engine.io.call_keeper(keeper::News::Connected);
-        }
-    }
-
-    fn ended(&self) {
-        if let Some(engine) = self.0.upgrade() {
-            engine.drain_blocking();
-        }
-    }
-}
-
-impl Heard for Post {
-    fn message(&self, channel: &str) {
-        if let Some(engine) = self.0.upgrade() {
-            engine.with(|state, io| state.heard(io, channel));
-        }
-    }
-
-    fn confirmed(&self, names: &[Arc<LockName>]) {
-        if let Some(engine) = self.0.upgrade() {
-            engine.with(|state, io| names.iter().for_each(|name| state.confirmed(io, name)));
-        }
-    }
-
-    fn resubscribed(&self) {
-        if let Some(engine) = self.0.upgrade() {
-            engine.with(|state, io| state.look_everywhere(io));
-        }
-    }
-
-    fn refused(&self, names: &[Arc<LockName>], reason: &Refusal) {
-        if let Some(engine) = self.0.upgrade() {
-            for name in names {
-                engine.io.warn_refused(name, reason);
-            }
-            engine.with(|state, io| names.iter().for_each(|name| state.refused(io, name)));
         }
     }
 }

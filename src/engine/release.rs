@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::state::{Hold, Phase, Releasing, State, Timer, UnlockSender};
+use super::state::{Phase, Releasing, State, Timer, UnlockSender};
 use super::{Io, Tag};
 use crate::clock::Moment;
 use crate::error::{Error, HoldEnd, LostReason, NotHeld};
@@ -175,94 +175,8 @@ impl State {
         }
     }
 
-    /// Works on an acquire of doubtful fate: ends the connection that may still carry it, then releases behind it.
-    pub(super) fn clear_doubt(&mut self, io: &Io, thread: ThreadId, now: Moment) {
-        let Some(hold) = self.holds.get_mut(&thread) else { return };
-        let Phase::Doubtful(doubt) = &mut hold.phase else { return };
-        if doubt.in_flight || doubt.kills > 0 {
-            return;
-        }
-        if now < doubt.retry_at {
-            let at = doubt.retry_at;
-            return self.look_at_hold_at(io, thread, at);
-        }
-        match io.main_epoch() {
-            Some(current) if !doubt.unkillable => {
-                for epoch in doubt.clean_from..current {
-                    match io.main_connection(epoch) {
-                        Some(id) => {
-                            doubt.kills += 1;
-                            io.push_own(Op::KillConnection { id }, Tag::Kill(thread));
-                        }
-                        None => doubt.unkillable = true,
-                    }
-                }
-                doubt.clean_from = current;
-                if doubt.kills > 0 {
-                    return;
-                }
-            }
-            _ => doubt.unkillable = true,
-        }
-        doubt.in_flight = true;
-        doubt.tries += 1;
-        let op = Op::Release { name: hold.name.clone(), thread, remaining: 0 };
-        // The first tries go the acquire's own way, so that they come behind it; if that way is shut, the keeper's.
-        if doubt.tries % 2 == 1 {
-            io.push(op, Tag::Free(thread));
-        } else {
-            io.push_own(op, Tag::Free(thread));
-        }
-    }
-
-    pub(super) fn answered_kill(&mut self, io: &Io, thread: ThreadId, answer: &Answer) {
-        let Some(hold) = self.holds.get_mut(&thread) else { return };
-        let Phase::Doubtful(doubt) = &mut hold.phase else { return };
-        doubt.kills = doubt.kills.saturating_sub(1);
-        if !matches!(answer.result, Ok(Reply::Killed)) {
-            doubt.unkillable = true;
-        }
-        self.clear_doubt(io, thread, Moment::now());
-    }
-
-    fn answered_doubt(&mut self, io: &Io, thread: ThreadId, answer: Answer) {
-        let Some(hold) = self.holds.get_mut(&thread) else { return };
-        let lease = hold.lease.as_duration();
-        let name = hold.name.clone();
-        let Phase::Doubtful(doubt) = &mut hold.phase else { return };
-        doubt.in_flight = false;
-        let now = Moment::now();
-        let answered = match &answer.result {
-            Ok(Reply::Released { .. }) => {
-                tracing::debug!(lock = %name, thread = thread.0, "a doubtful acquire was released");
-                true
-            }
-            Ok(Reply::NotHolder { .. }) => true,
-            Err(Failure::Refused(refusal)) => refusal.kind == RefusalKind::WrongType,
-            _ => false,
-        };
-        // Behind the acquire on the one connection that can have carried it, or so late that it can only have run out.
-        let ordered = !doubt.unkillable
-            && doubt.tries % 2 == 1
-            && answer.first_epoch == doubt.clean_from
-            && answer.last_epoch == doubt.clean_from
-            && io.main_epoch() == Some(doubt.clean_from);
-        if answered && (ordered || doubt.since.until(now) > lease) {
-            self.holds.remove(&thread);
-            self.after_release(io, &name);
-            return self.nudge(io, &name);
-        }
-        doubt.retry_at = now.after(io.backoff(doubt.tries));
-        let at = doubt.retry_at;
-        if let Ok(Reply::Released { receivers }) = answer.result {
-            self.released(io, &name, receivers);
-            self.nudge(io, &name);
-        }
-        self.look_at_hold_at(io, thread, at);
-    }
-
     /// Nothing more will be heard of this field.
-    fn after_release(&mut self, io: &Io, name: &Arc<LockName>) {
+    pub(super) fn after_release(&mut self, io: &Io, name: &Arc<LockName>) {
         if !self.is_releasing() {
             io.drained.notify_all();
             io.drained_async.notify_waiters();
@@ -278,90 +192,5 @@ impl State {
             self.pump(io, name);
         }
         self.tidy(io, name);
-    }
-
-    /// Gives up the watchdog's and the client's part in everything: `shutdown`, or the last handle is gone.
-    pub(super) fn close(&mut self, io: &Io, keep_holds: bool) {
-        if self.closed {
-            return;
-        }
-        self.closed = true;
-        let waiting: Vec<_> = self.keys.values_mut().flat_map(|key| std::mem::take(&mut key.queue)).collect();
-        for call in waiting {
-            let lock = call.request.name.given().into();
-            let _ = self.finish(&call, Err(Error::Closed { lock }));
-            self.withdraw(io, &call);
-        }
-        let threads: Vec<_> = self.holds.keys().copied().collect();
-        for thread in threads {
-            self.close_hold(io, thread, keep_holds);
-        }
-        if self.holds.is_empty() {
-            io.drained.notify_all();
-            io.drained_async.notify_waiters();
-        }
-    }
-
-    fn close_hold(&mut self, io: &Io, thread: ThreadId, keep: bool) {
-        let Some(hold) = self.holds.get_mut(&thread) else { return };
-        let lock: Box<str> = hold.name.given().into();
-        match &mut hold.phase {
-            Phase::Asked { call, .. } => {
-                if let Some(call) = call.take() {
-                    let _ = self.finish(&call, Err(Error::Closed { lock }));
-                    let hold = self.holds.get_mut(&thread).expect("looked up above");
-                    hold.phase = Phase::Asked { call: Some(call.clone()), released_behind: false };
-                    self.withdraw(io, &call);
-                }
-            }
-            Phase::Held => {
-                let calls: Vec<_> = hold.joiners.drain(..).collect();
-                for call in calls {
-                    self.fail(&call, Error::Closed { lock: lock.clone() });
-                }
-                let hold = self.holds.get_mut(&thread).expect("looked up above");
-                hold.shared.set_end(HoldEnd::Lost(LostReason::Closed));
-                if let Some(settling) = &mut hold.settling {
-                    let calls = std::mem::take(&mut settling.joiners);
-                    for call in calls {
-                        self.fail(&call, Error::Closed { lock: lock.clone() });
-                    }
-                }
-                if keep {
-                    self.holds.remove(&thread);
-                } else {
-                    self.free(io, thread, None, false);
-                }
-            }
-            Phase::Releasing(_) | Phase::Doubtful(_) => {}
-        }
-    }
-
-    /// The caller's runtime may be gone or stand still: sends what was in flight there once more, the keeper's way.
-    pub(super) fn resend_releases(&mut self, io: &Io) {
-        for (thread, hold) in &mut self.holds {
-            let wanted = match &mut hold.phase {
-                Phase::Releasing(r) => {
-                    r.tries += 1;
-                    r.in_flight
-                }
-                Phase::Asked { call: None, .. } => true,
-                _ => false,
-            };
-            if wanted {
-                let op = Op::Release { name: hold.name.clone(), thread: *thread, remaining: 0 };
-                io.push_own(op, Tag::Free(*thread));
-            }
-        }
-    }
-
-    /// Whether a release is under way.
-    pub(super) fn is_releasing(&self) -> bool {
-        self.holds.values().any(|hold| !matches!(hold.phase, Phase::Held | Phase::Asked { call: Some(_), .. }))
-    }
-
-    /// Locks whose release is still not confirmed.
-    pub(super) fn unreleased(&self) -> Vec<Box<str>> {
-        self.holds.values().map(|hold: &Hold| hold.name.given().into()).collect()
     }
 }
