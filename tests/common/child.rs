@@ -1,9 +1,20 @@
-//! A test binary that starts itself again, as a process that may be killed or may end by itself.
+//! A test binary that starts itself again, as a process that may be killed, frozen, or may end by itself.
 //!
-//! The child is one test of the same file, run alone; it knows that it is the child by [`role`].
+//! The child is one test of the same file, run alone; it knows that it is the child by [`role`]:
+//!
+//! ```ignore
+//! #[test]
+//! fn a_holder_that_is_killed_leaves_its_key_for_one_lease() {
+//!     if let Some(url) = child::role() {
+//!         return hold_for_ever(&url); // prints "held"
+//!     }
+//!     let mut holder = child::spawn("a_holder_that_is_killed_leaves_its_key_for_one_lease", server.url());
+//!     holder.line_with("held", Duration::from_secs(10));
+//!     holder.kill9();
+//! ```
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -22,12 +33,21 @@ pub struct Process {
 
 /// Runs the test `name` of this file in a process of its own, where [`role`] is `role`.
 pub fn spawn(name: &str, role: &str) -> Process {
-    let mut child = Command::new(std::env::current_exe().expect("this binary"))
-        .args(["--exact", name, "--nocapture", "--include-ignored"])
-        .env(ROLE, role)
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("start a child");
+    spawn_with(name, role, &[])
+}
+
+/// The same with more environment.
+pub fn spawn_with(name: &str, role: &str, environment: &[(&str, &str)]) -> Process {
+    let mut command = Command::new(std::env::current_exe().expect("this binary"));
+    // With one thread the harness would print the name of the test in front of its first line.
+    command.args(["--exact", name, "--nocapture", "--include-ignored", "--test-threads", "2"]).env(ROLE, role);
+    command.envs(environment.iter().copied());
+    start(command)
+}
+
+/// Runs any program (an example, say) under the same handle.
+pub fn start(mut command: Command) -> Process {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("start a child");
     let (sender, lines) = channel();
     let stdout = BufReader::new(child.stdout.take().expect("piped"));
     std::thread::spawn(move || {
@@ -41,17 +61,35 @@ pub fn spawn(name: &str, role: &str) -> Process {
 }
 
 impl Process {
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its next line; `None` if there is none within that time, or it has ended.
+    pub fn line(&self, within: Duration) -> Option<String> {
+        self.lines.recv_timeout(within).ok()
+    }
+
     /// Waits for a line that contains `text`, and returns it.
     pub fn line_with(&self, text: &str, within: Duration) -> String {
         let deadline = Instant::now() + within;
+        let mut seen = Vec::new();
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.lines.recv_timeout(left) {
-                Ok(line) if line.contains(text) => return line,
-                Ok(_) => {}
-                Err(_) => panic!("the child did not say {text:?} within {within:?}"),
+            match self.line(deadline.saturating_duration_since(Instant::now())) {
+                Some(line) if line.contains(text) => return line,
+                Some(line) => seen.push(line),
+                None => panic!("the child did not say {text:?} within {within:?}, but {seen:#?}"),
             }
         }
+    }
+
+    /// Stops it where it stands; its connections stay.
+    pub fn freeze(&self) {
+        signal(self.pid(), "-STOP");
+    }
+
+    pub fn thaw(&self) {
+        signal(self.pid(), "-CONT");
     }
 
     pub fn kill9(&mut self) {
@@ -61,10 +99,15 @@ impl Process {
 
     /// Waits for its end; whether it ended well.
     pub fn wait(&mut self, within: Duration) -> bool {
+        self.status(within).success()
+    }
+
+    /// Waits for its end.
+    pub fn status(&mut self, within: Duration) -> ExitStatus {
         let deadline = Instant::now() + within;
         loop {
             if let Some(status) = self.child.try_wait().expect("wait") {
-                return status.success();
+                return status;
             }
             assert!(Instant::now() < deadline, "the child did not end within {within:?}");
             std::thread::sleep(Duration::from_millis(5));
@@ -77,4 +120,10 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Sends a signal, as `-STOP`. With std alone, so through the program `kill`.
+pub fn signal(pid: u32, signal: &str) {
+    let status = Command::new("kill").args([signal, &pid.to_string()]).status().expect("run kill");
+    assert!(status.success(), "kill {signal} {pid}");
 }

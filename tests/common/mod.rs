@@ -4,13 +4,16 @@
 
 pub mod child;
 pub mod docker;
+pub mod monitor;
 pub mod probe;
 pub mod proxy;
 pub mod server;
+pub mod trace;
 pub mod wait;
 
-pub use probe::{Monitor, Probe, Reply};
-pub use proxy::Proxy;
+pub use monitor::{Monitor, Seen};
+pub use probe::{Probe, Reply};
+pub use proxy::{Fault, Mode, Proxy};
 pub use server::TestServer;
 pub use wait::{eventually, unique_key};
 

@@ -1,18 +1,21 @@
 //! The oracle: a small RESP client of our own, so that what it sees does not depend on the client under test.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use parking_lot::Mutex as SyncMutex;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Mutex;
+
+/// Where the oracle's connections come from, where the system lets them: so others' can be told from them.
+pub(super) const SOURCE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reply {
     Status(String),
     Error(String),
     Int(i64),
+    /// `None` for every null.
     Bulk(Option<Vec<u8>>),
     Array(Vec<Reply>),
 }
@@ -39,6 +42,36 @@ impl Reply {
             other => panic!("not a list: {other:?}"),
         }
     }
+
+    /// The text of an error.
+    pub fn error(&self) -> Option<&str> {
+        match self {
+            Reply::Error(text) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+/// What a `redis://user:password@host:port/db` says. Nothing is percent-decoded.
+pub struct Address {
+    pub host: String,
+    pub port: u16,
+    login: Vec<String>,
+    database: String,
+}
+
+impl Address {
+    pub fn of(url: &str) -> Address {
+        let rest = url.strip_prefix("redis://").unwrap_or_else(|| panic!("the oracle speaks only redis://, not {url}"));
+        let rest = rest.split('?').next().unwrap();
+        let (place, database) = rest.split_once('/').unwrap_or((rest, ""));
+        let (login, place) = place.rsplit_once('@').unwrap_or(("", place));
+        let (host, port) = place.rsplit_once(':').unwrap_or((place, "6379"));
+        let login = login.split_once(':').map_or(vec![], |(user, password)| {
+            [user, password].into_iter().filter(|part| !part.is_empty()).map(str::to_owned).collect()
+        });
+        Address { host: host.to_owned(), port: port.parse().expect("a port"), login, database: database.to_owned() }
+    }
 }
 
 /// One connection; commands go one at a time.
@@ -47,14 +80,28 @@ pub struct Probe {
 }
 
 impl Probe {
+    /// To a server on this machine.
     pub async fn connect(port: u16) -> Probe {
         Self::try_connect(port).await.expect("the oracle connects")
     }
 
     pub async fn try_connect(port: u16) -> std::io::Result<Probe> {
-        let stream = TcpStream::connect(("127.0.0.1", port)).await?;
-        stream.set_nodelay(true)?;
-        Ok(Probe { stream: Mutex::new(BufReader::new(stream)) })
+        Ok(Probe { stream: Mutex::new(open("127.0.0.1", port).await?) })
+    }
+
+    /// With the user, the password and the database of the URL.
+    pub async fn at(url: &str) -> Probe {
+        let address = Address::of(url);
+        let stream = open(&address.host, address.port).await.expect("the oracle connects");
+        let probe = Probe { stream: Mutex::new(stream) };
+        if !address.login.is_empty() {
+            let auth: Vec<&str> = std::iter::once("AUTH").chain(address.login.iter().map(String::as_str)).collect();
+            assert_eq!(probe.cmd(&auth).await, Reply::Status("OK".into()));
+        }
+        if !address.database.is_empty() {
+            assert_eq!(probe.cmd(&["SELECT", &address.database]).await, Reply::Status("OK".into()));
+        }
+        probe
     }
 
     pub async fn cmd(&self, args: &[&str]) -> Reply {
@@ -73,6 +120,10 @@ impl Probe {
         list.chunks(2).map(|p| (p[0].text().unwrap(), p[1].text().unwrap())).collect()
     }
 
+    pub async fn hget(&self, key: &str, field: &str) -> Option<String> {
+        self.cmd(&["HGET", key, field]).await.text()
+    }
+
     /// The one count of a lock, 0 if there is no key; panics when two hold it.
     pub async fn count(&self, key: &str) -> u64 {
         let holders = self.hgetall(key).await;
@@ -84,6 +135,7 @@ impl Probe {
         self.cmd(&["EXISTS", key]).await.int() == 1
     }
 
+    /// Milliseconds; -1 without a time to live, -2 without a key.
     pub async fn pttl(&self, key: &str) -> i64 {
         self.cmd(&["PTTL", key]).await.int()
     }
@@ -96,10 +148,20 @@ impl Probe {
         self.cmd(&["SET", key, value]).await;
     }
 
+    /// Whether there was such a key.
+    pub async fn del(&self, key: &str) -> bool {
+        self.cmd(&["DEL", key]).await.int() == 1
+    }
+
+    pub async fn flushall(&self) {
+        assert_eq!(self.cmd(&["FLUSHALL"]).await, Reply::Status("OK".into()));
+    }
+
     pub async fn dbsize(&self) -> i64 {
         self.cmd(&["DBSIZE"]).await.int()
     }
 
+    /// How many connections are subscribed to a channel.
     pub async fn numsub(&self, channel: &str) -> i64 {
         self.cmd(&["PUBSUB", "NUMSUB", channel]).await.list()[1].int()
     }
@@ -114,6 +176,23 @@ impl Probe {
         text.lines().filter(|l| !l.is_empty()).map(str::to_owned).collect()
     }
 
+    /// Lines of CLIENT LIST for every connection that is not an oracle's.
+    pub async fn others(&self) -> Vec<String> {
+        let text = self.cmd(&["CLIENT", "LIST"]).await.text().unwrap_or_default();
+        let ours = format!(" addr={SOURCE}:");
+        text.lines().filter(|l| !l.is_empty() && !l.contains(&ours)).map(str::to_owned).collect()
+    }
+
+    /// Closes the connections of one type (`normal`, `pubsub`), not this one; how many there were.
+    pub async fn client_kill(&self, kind: &str) -> i64 {
+        self.cmd(&["CLIENT", "KILL", "TYPE", kind]).await.int()
+    }
+
+    /// Closes one connection; whether there was one.
+    pub async fn client_kill_id(&self, id: &str) -> bool {
+        self.cmd(&["CLIENT", "KILL", "ID", id]).await.int() == 1
+    }
+
     /// Calls of a command so far, those inside scripts included.
     pub async fn calls(&self, command: &str) -> u64 {
         let text = self.cmd(&["INFO", "commandstats"]).await.text().unwrap_or_default();
@@ -122,58 +201,24 @@ impl Probe {
     }
 }
 
-/// Every command that the server executes, as MONITOR tells it.
-pub struct Monitor {
-    lines: Arc<SyncMutex<Vec<String>>>,
-    task: tokio::task::JoinHandle<()>,
-    probe: Probe,
+pub(super) async fn open(host: &str, port: u16) -> std::io::Result<BufReader<TcpStream>> {
+    let local = if host == "127.0.0.1" { open_from_source(port).await } else { None };
+    let stream = match local {
+        Some(connected) => connected?,
+        None => TcpStream::connect((host.trim_matches(['[', ']']), port)).await?,
+    };
+    stream.set_nodelay(true)?;
+    Ok(BufReader::new(stream))
 }
 
-impl Monitor {
-    pub async fn start(port: u16) -> Monitor {
-        let mut stream = BufReader::new(TcpStream::connect(("127.0.0.1", port)).await.expect("connect"));
-        stream.get_mut().write_all(&encode(&["MONITOR"])).await.expect("write");
-        assert_eq!(read_reply(&mut stream).await.expect("answer"), Reply::Status("OK".into()));
-        let lines = Arc::new(SyncMutex::new(Vec::new()));
-        let sink = lines.clone();
-        let task = tokio::spawn(async move {
-            while let Ok(Reply::Status(line)) = read_reply(&mut stream).await {
-                sink.lock().push(line);
-            }
-        });
-        Monitor { lines, task, probe: Probe::connect(port).await }
-    }
-
-    /// What clients sent so far (not what scripts did), by command name in capitals; PINGs and the oracle left out.
-    pub async fn sent(&self) -> Vec<String> {
-        // The mark comes back through the same stream, behind everything before it.
-        let mark = super::unique_key("monitor-mark");
-        self.probe.cmd(&["ECHO", &mark]).await;
-        super::eventually(std::time::Duration::from_secs(5), "the monitor catches up", || async {
-            self.lines.lock().iter().any(|l| l.contains(&mark))
-        })
-        .await;
-        let lines = self.lines.lock();
-        lines
-            .iter()
-            .filter(|l| !l.contains(" lua]"))
-            .filter_map(|l| Some(l.split_once("] \"")?.1.split('"').next()?.to_uppercase()))
-            .filter(|c| c != "PING" && c != "ECHO")
-            .collect()
-    }
-
-    pub fn clear(&self) {
-        self.lines.lock().clear();
-    }
+/// `None` where this machine has no such address of its own.
+async fn open_from_source(port: u16) -> Option<std::io::Result<TcpStream>> {
+    let socket = TcpSocket::new_v4().ok()?;
+    socket.bind(SocketAddr::new(IpAddr::V4(SOURCE), 0)).ok()?;
+    Some(socket.connect(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)).await)
 }
 
-impl Drop for Monitor {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-fn encode(args: &[&str]) -> Vec<u8> {
+pub(super) fn encode(args: &[&str]) -> Vec<u8> {
     let mut out = format!("*{}\r\n", args.len()).into_bytes();
     for arg in args {
         out.extend(format!("${}\r\n", arg.len()).into_bytes());
@@ -188,28 +233,25 @@ async fn read_line(stream: &mut BufReader<TcpStream>) -> std::io::Result<String>
     if stream.read_until(b'\n', &mut line).await? == 0 {
         return Err(std::io::ErrorKind::UnexpectedEof.into());
     }
-    Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
+    Ok(String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']).to_owned())
 }
 
-async fn read_reply(stream: &mut BufReader<TcpStream>) -> std::io::Result<Reply> {
+pub(super) async fn read_reply(stream: &mut BufReader<TcpStream>) -> std::io::Result<Reply> {
     let line = read_line(stream).await?;
-    let (kind, rest) = line.split_at(1);
+    let (kind, rest) = line.split_at_checked(1).unwrap_or_else(|| panic!("not RESP: {line:?}"));
     Ok(match kind {
         "+" => Reply::Status(rest.to_owned()),
         "-" => Reply::Error(rest.to_owned()),
         ":" => Reply::Int(rest.parse().expect("a number")),
-        "$" => {
+        "$" | "*" => {
             let len: i64 = rest.parse().expect("a length");
-            if len < 0 {
-                return Ok(Reply::Bulk(None));
+            let Ok(len) = usize::try_from(len) else { return Ok(Reply::Bulk(None)) };
+            if kind == "$" {
+                let mut bytes = vec![0; len + 2];
+                stream.read_exact(&mut bytes).await?;
+                bytes.truncate(len);
+                return Ok(Reply::Bulk(Some(bytes)));
             }
-            let mut bytes = vec![0; len as usize + 2];
-            stream.read_exact(&mut bytes).await?;
-            bytes.truncate(len as usize);
-            Reply::Bulk(Some(bytes))
-        }
-        "*" => {
-            let len: i64 = rest.parse().expect("a length");
             let mut list = Vec::new();
             for _ in 0..len {
                 list.push(Box::pin(read_reply(stream)).await?);
