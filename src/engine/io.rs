@@ -36,6 +36,9 @@ pub(crate) struct Io {
     keeper_wake: Notify,
     news: Mutex<Vec<News>>,
     keeper_gone: AtomicBool,
+    /// Until when a drop waits for its release because the caller's runtime has just ended, as it does before a program
+    /// does.
+    drain_until: OnceLock<std::time::Instant>,
     ending: AtomicBool,
     pub(super) drained: Condvar,
     pub(super) drained_async: Notify,
@@ -59,6 +62,7 @@ impl Io {
             keeper_wake: Notify::new(),
             news: Mutex::new(Vec::new()),
             keeper_gone: AtomicBool::new(false),
+            drain_until: OnceLock::new(),
             ending: AtomicBool::new(false),
             drained: Condvar::new(),
             drained_async: Notify::new(),
@@ -178,6 +182,16 @@ impl Io {
 
     pub(super) async fn keeper_called(&self) {
         self.keeper_wake.notified().await;
+    }
+
+    /// The caller's runtime has ended: from here on, for a moment, drops wait for their releases.
+    pub(super) fn main_ended(&self) {
+        let _ = self.drain_until.set(std::time::Instant::now() + self.config.drain_timeout);
+    }
+
+    /// Until when a drop waits now, if it does.
+    pub(super) fn drain_until(&self) -> Option<std::time::Instant> {
+        self.drain_until.get().copied().filter(|until| *until > std::time::Instant::now())
     }
 
     pub(super) fn keeper_lives(&self) -> bool {

@@ -149,11 +149,16 @@ impl Engine {
             Some(grant) => state.leave(io, grant.thread, grant.watched, None),
             None => state.withdraw(io, call),
         });
+        self.drain_after_end();
     }
 
     /// Releases one hold; the receiver hears how it ended, if the hold was still there to be released.
     pub(crate) fn leave(&self, grant: &Grant, waiter: Option<oneshot::Sender<Result<(), Error>>>) {
+        let awaited = waiter.is_some();
         self.with(|state, io| state.leave(io, grant.thread, grant.watched, waiter));
+        if !awaited {
+            self.drain_after_end();
+        }
     }
 
     pub(crate) fn unlock_forgotten(&self, name: &Arc<LockName>, owner: Owner) -> oneshot::Receiver<Result<(), Error>> {
@@ -270,9 +275,10 @@ impl Engine {
         result
     }
 
-    /// The caller's runtime ends, perhaps because the program does: what is being released gets a moment to be.
-    fn drain_blocking(&self) {
-        let until = std::time::Instant::now() + self.io.config.drain_timeout;
+    /// The caller's runtime has just ended, perhaps because the program does: what is being released gets a moment to be.
+    /// All such moments together are one drain timeout.
+    fn drain_after_end(&self) {
+        let Some(until) = self.io.drain_until() else { return };
         let mut state = self.state.lock();
         while state.is_releasing() && self.io.keeper_lives() {
             if self.io.drained.wait_until(&mut state, until).timed_out() {

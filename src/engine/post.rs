@@ -32,7 +32,8 @@ impl Listener<Tag> for Post {
 
     fn ended(&self) {
         if let Some(engine) = self.0.upgrade() {
-            engine.drain_blocking();
+            engine.io.main_ended();
+            engine.drain_after_end();
         }
     }
 }
