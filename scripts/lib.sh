@@ -1,30 +1,35 @@
+# shellcheck shell=bash
 # Shared by the scripts; to be sourced. Finds or installs what they need on Debian or Ubuntu.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 
-say() { printf '\n[%s] %s\n' "$(date +%H:%M:%S)" "$*"; }
+# A line of progress, with the time since the start.
+say() { printf '\n[%02d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"; }
 fail() { printf '%s\n' "$*" >&2; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
-# install PACKAGE...: with apt-get, as root or through sudo.
-install() {
+# packages NAME...: installs them with apt-get, as root or through sudo.
+packages() {
     have apt-get || fail "please install: $*"
     local sudo=
     if [ "$(id -u)" != 0 ]; then
         have sudo || fail "please install, as root: apt-get install $*"
         sudo=sudo
     fi
-    say "installing $*"
-    $sudo apt-get update -qq
-    $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+    say "installing with apt-get: $*"
+    $sudo apt-get update -qq &&
+        $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null ||
+        fail "apt-get could not install: $*"
 }
 
-# The name of a Redis server binary on PATH; installs one if there is none.
+# The name of a Redis server program on PATH; installs one if there is none.
 redis_binary() {
-    have redis-server || have valkey-server || install redis-server >&2
+    have redis-server || have valkey-server || packages redis-server >&2
     if have redis-server; then echo redis-server; else echo valkey-server; fi
 }
 
+# Where rustup puts it, for a shell that was not started anew since.
+have cargo || PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
 have cargo || fail "Rust is missing: see https://rustup.rs"
-have cc || install gcc libc6-dev
+have cc || packages gcc libc6-dev

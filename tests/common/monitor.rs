@@ -1,4 +1,5 @@
-//! What the server executes, as its own MONITOR tells it.
+//! What the server executes, as its own MONITOR tells it. The oracle is told from others by its address, which a server in a
+//! container does not see: count commands on a server of this machine.
 
 use std::sync::Arc;
 use std::time::Duration;
