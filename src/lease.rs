@@ -57,3 +57,44 @@ impl Lease {
         self.as_duration() / 3
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_fraction_of_a_millisecond_is_rounded_up_and_nonsense_is_refused() {
+        let ms = |d| Lease::new(d).map(Lease::as_millis);
+        assert_eq!(ms(Duration::from_nanos(1)), Ok(1));
+        assert_eq!(ms(Duration::from_micros(1500)), Ok(2));
+        assert_eq!(ms(Duration::from_millis(999)), Ok(999));
+        assert_eq!(ms(Duration::ZERO), Err(InvalidDuration::Zero));
+        assert_eq!(ms(Duration::from_millis(MAX_LEASE_MS)), Ok(MAX_LEASE_MS));
+        let too_long = Err(InvalidDuration::TooLong { max_ms: MAX_LEASE_MS });
+        assert_eq!(ms(Duration::from_millis(MAX_LEASE_MS + 1)), too_long);
+        assert_eq!(ms(Duration::MAX), too_long);
+    }
+
+    proptest! {
+        #[test]
+        fn a_deadline_is_before_the_end_of_the_lease_by_the_margin(lease in 1u64..=10_000_000_000) {
+            let now = Moment::now();
+            let lease = Lease::new(Duration::from_millis(lease)).unwrap();
+            let end = now.after(lease.as_duration());
+            let left = lease.deadline(now).until(end);
+            prop_assert!(lease.deadline(now) >= now);
+            let margin = (lease.as_duration() / 100).max(Duration::from_millis(2)).min(lease.as_duration());
+            prop_assert_eq!(left, margin);
+        }
+
+        #[test]
+        fn a_lease_never_becomes_shorter_on_the_wire(nanos in 1u64..u64::MAX / 4) {
+            let asked = Duration::from_nanos(nanos);
+            let lease = Lease::new(asked).unwrap().as_duration();
+            prop_assert!(lease >= asked);
+            prop_assert!(lease - asked < Duration::from_millis(1));
+        }
+    }
+}

@@ -211,6 +211,7 @@ impl State {
             self.leave(io, thread, request.watched, None);
         }
         for joiner in own {
+            self.leave_attempt(io, &joiner);
             self.join(io, thread, &joiner);
         }
     }
@@ -252,28 +253,33 @@ impl State {
         let name = &call.request.name;
         let thread = call.thread();
         let was_queued = self.leave_queue(call);
-        if let Some(hold) = thread.and_then(|t| self.holds.get_mut(&t).map(|h| (t, h))) {
-            let (thread, hold) = hold;
-            if let Phase::Asked { call: asked, .. } = &mut hold.phase {
-                if asked.as_ref().is_some_and(|asked| Arc::ptr_eq(asked, call)) {
-                    *asked = None;
-                    self.withdraw_attempt(io, thread);
-                }
-            } else {
-                let before = hold.joiners.len();
-                hold.joiners.retain(|j| !Arc::ptr_eq(j, call));
-                if let Some(settling) = &mut hold.settling {
-                    settling.joiners.retain(|j| !Arc::ptr_eq(j, call));
-                }
-                if before != hold.joiners.len() || hold.settling.is_none() {
-                    self.settle(io, thread);
-                }
+        let asked = self.leave_attempt(io, call);
+        if let Some(thread) = thread.filter(|_| !asked)
+            && let Some(hold) = self.holds.get_mut(&thread)
+        {
+            hold.joiners.retain(|j| !Arc::ptr_eq(j, call));
+            if let Some(settling) = &mut hold.settling {
+                settling.joiners.retain(|j| !Arc::ptr_eq(j, call));
             }
+            self.settle(io, thread);
         }
         if was_queued {
             self.pump(io, name);
         }
         self.tidy(io, name);
+    }
+
+    /// Takes a call out of the attempt that was made for it; whether there was one.
+    fn leave_attempt(&mut self, io: &Io, call: &Arc<Call>) -> bool {
+        let Some(thread) = call.thread() else { return false };
+        let Some(hold) = self.holds.get_mut(&thread) else { return false };
+        let Phase::Asked { call: asked, .. } = &mut hold.phase else { return false };
+        if !asked.as_ref().is_some_and(|asked| Arc::ptr_eq(asked, call)) {
+            return false;
+        }
+        *asked = None;
+        self.withdraw_attempt(io, thread);
+        true
     }
 
     /// The attempt's call is gone: hands the attempt to the next waiter, or takes it back, or sends a release behind it.

@@ -45,6 +45,8 @@ pub(crate) struct Io {
     pub(super) shutting_down: tokio::sync::Mutex<()>,
     pub(super) shut_down: OnceLock<Result<(), ShutdownError>>,
     warned_deaf: AtomicBool,
+    #[cfg(test)]
+    pub(super) pushed: Mutex<std::collections::VecDeque<(Op, Tag)>>,
 }
 
 impl Io {
@@ -69,6 +71,8 @@ impl Io {
             shutting_down: tokio::sync::Mutex::new(()),
             shut_down: OnceLock::new(),
             warned_deaf: AtomicBool::new(false),
+            #[cfg(test)]
+            pushed: Mutex::default(),
         }
     }
 
@@ -85,14 +89,23 @@ impl Io {
 
     /// The caller's runtime while it lives, else the keeper's.
     pub(super) fn push(&self, op: Op, tag: Tag) -> Option<OpToken> {
-        let lane = self.live_main().or_else(|| self.own.get())?;
-        Some(lane.push(op, tag))
+        self.push_to(self.live_main().or_else(|| self.own.get()), op, tag)
     }
 
     pub(super) fn push_own(&self, op: Op, tag: Tag) {
-        if let Some(own) = self.own.get() {
-            own.push(op, tag);
-        }
+        self.push_to(self.own.get(), op, tag);
+    }
+
+    #[cfg(not(test))]
+    fn push_to(&self, lane: Option<&Lane<Tag>>, op: Op, tag: Tag) -> Option<OpToken> {
+        Some(lane?.push(op, tag))
+    }
+
+    /// Unit tests have no lanes: they look at what was pushed.
+    #[cfg(test)]
+    fn push_to(&self, _lane: Option<&Lane<Tag>>, op: Op, tag: Tag) -> Option<OpToken> {
+        self.pushed.lock().push_back((op, tag));
+        None
     }
 
     /// A count operation: after a failure the keeper's way.

@@ -30,6 +30,8 @@ mod post;
 mod reentry;
 mod release;
 mod state;
+#[cfg(test)]
+mod tests;
 mod wait;
 mod watchdog;
 
