@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::client::LockClient;
-use crate::config::Config;
+use crate::config::{Config, LONGEST_TIMEOUT};
 use crate::engine::Engine;
 use crate::error::ConnectError;
 
@@ -94,9 +94,9 @@ impl LockClientBuilder {
         self
     }
 
-    /// How long connecting may take. Defaults to 10 s.
+    /// How long connecting may take, at most a year. Defaults to 10 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.config.connect_timeout = timeout;
+        self.config.connect_timeout = timeout.min(LONGEST_TIMEOUT);
         self
     }
 
@@ -106,10 +106,10 @@ impl LockClientBuilder {
         self
     }
 
-    /// How long an operation waits for its answer. Defaults to 3 s. The watchdog's own operations wait at most a sixth of
+    /// How long an operation waits for its answer, at most a year. Defaults to 3 s. The watchdog's own operations wait at most a sixth of
     /// the watchdog timeout.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
-        self.config.command_timeout = timeout;
+        self.config.command_timeout = timeout.min(LONGEST_TIMEOUT);
         self
     }
 
@@ -119,9 +119,9 @@ impl LockClientBuilder {
         self
     }
 
-    /// How long dropping the last handle may wait for pending releases. Defaults to 500 ms.
+    /// How long dropping the last handle may wait for pending releases, at most a year. Defaults to 500 ms.
     pub fn drain_timeout(mut self, timeout: Duration) -> Self {
-        self.config.drain_timeout = timeout;
+        self.config.drain_timeout = timeout.min(LONGEST_TIMEOUT);
         self
     }
 

@@ -10,6 +10,9 @@ use crate::names::NameMapper;
 /// The shortest watchdog timeout: below it a busy machine would lose locks that it means to keep.
 pub(crate) const MIN_WATCHDOG: Duration = Duration::from_millis(200);
 
+/// A longer timeout counts as this: added to a moment, it must not overflow.
+pub(crate) const LONGEST_TIMEOUT: Duration = Duration::from_secs(365 * 86_400);
+
 /// Everything that the builder collects.
 #[derive(Clone)]
 pub(crate) struct Config {
