@@ -37,7 +37,7 @@ impl State {
         let lease = joiners.iter().map(|j| j.request.lease).max();
         let op = match lease {
             Some(lease) if count > 1 => Op::Acquire { name, thread, count, lease },
-            // Its outer holds went while this one came: the field is there already and its count is right.
+            // Its outer holds went while this one came: the field is there already, and its count is seen to next.
             Some(lease) => Op::Renew { holds: vec![(name, thread)], lease },
             None if hold.server_count == Some(count) => return self.unlocked(leavers, &Ok(())),
             None => Op::Release { name, thread, remaining: count },
@@ -52,6 +52,8 @@ impl State {
         if !matches!(hold.phase, Phase::Held) {
             return;
         }
+        // A renewal leaves the count as it is.
+        let counted = !matches!(answer.result, Ok(Reply::Renewed(_)));
         let failure = match answer.result {
             Ok(Reply::Acquired) => None,
             Ok(Reply::Kept) => None,
@@ -65,7 +67,9 @@ impl State {
         };
         match failure {
             None => {
-                hold.server_count = Some(settling.count);
+                if counted {
+                    hold.server_count = Some(settling.count);
+                }
                 hold.settle_failures = 0;
                 if !settling.joiners.is_empty() {
                     hold.shared.raise_deadline(settling.lease.deadline(answer.handed));
