@@ -222,8 +222,9 @@ impl State {
         // A server that no longer knows a hold past its deadline let it run out.
         let reason = hold.shared.lost().filter(|_| reason == LostReason::Gone).unwrap_or(reason);
         let error = io.lost(&hold, reason);
-        hold.shared.set_end(HoldEnd::Lost(reason));
+        // Counted before it is told: who was told finds it counted.
         io.stats.lost.fetch_add(1, Relaxed);
+        hold.shared.set_end(HoldEnd::Lost(reason));
         tracing::warn!(lock = %hold.name, owner = %hold.owner, thread = thread.0, %reason, "lost");
         if !hold.forgotten.is_empty() {
             self.departed.add(hold.owner, hold.name.clone(), HoldEnd::Lost(reason));

@@ -18,6 +18,8 @@ impl State {
             since: now,
             clean_from: first_epoch,
             kills: 0,
+            killed_to: first_epoch,
+            kill_failed: false,
             unkillable: false,
             in_flight: false,
             tries: 0,
@@ -48,13 +50,20 @@ impl State {
                         None => doubt.unkillable = true,
                     }
                 }
-                doubt.clean_from = current;
+                doubt.killed_to = current;
                 if doubt.kills > 0 {
                     return;
                 }
+                doubt.clean_from = current;
             }
             _ => doubt.unkillable = true,
         }
+        self.release_doubt(io, thread);
+    }
+
+    fn release_doubt(&mut self, io: &Io, thread: ThreadId) {
+        let Some(hold) = self.holds.get_mut(&thread) else { return };
+        let Phase::Doubtful(doubt) = &mut hold.phase else { return };
         doubt.in_flight = true;
         doubt.tries += 1;
         let op = Op::Release { name: hold.name.clone(), thread, remaining: 0 };
@@ -70,10 +79,19 @@ impl State {
         let Some(hold) = self.holds.get_mut(&thread) else { return };
         let Phase::Doubtful(doubt) = &mut hold.phase else { return };
         doubt.kills = doubt.kills.saturating_sub(1);
-        if !matches!(answer.result, Ok(Reply::Killed)) {
-            doubt.unkillable = true;
+        match &answer.result {
+            Ok(Reply::Killed) => {}
+            // The keeper's connection broke: to be killed once more with the next try.
+            Err(Failure::NotSent(_) | Failure::Unknown(_)) => doubt.kill_failed = true,
+            _ => doubt.unkillable = true,
         }
-        self.clear_doubt(io, thread, Moment::now());
+        if doubt.kills > 0 {
+            return;
+        }
+        if !std::mem::take(&mut doubt.kill_failed) {
+            doubt.clean_from = doubt.killed_to;
+        }
+        self.release_doubt(io, thread);
     }
 
     pub(super) fn answered_doubt(&mut self, io: &Io, thread: ThreadId, answer: Answer) {

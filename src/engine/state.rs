@@ -159,7 +159,11 @@ pub(crate) struct Doubt {
     pub(super) since: Moment,
     /// The first connection that is not known to be dead of those that may carry the acquire.
     pub(super) clean_from: u64,
+    /// Answers outstanding to the kills of the connections before `killed_to`.
     pub(super) kills: u32,
+    pub(super) killed_to: u64,
+    /// One of them got no answer.
+    pub(super) kill_failed: bool,
     /// An old connection could not be killed: only time helps.
     pub(super) unkillable: bool,
     pub(super) in_flight: bool,

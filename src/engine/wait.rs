@@ -66,7 +66,7 @@ impl State {
     pub(super) fn found_held(&mut self, io: &Io, name: &Arc<LockName>, ttl: Option<Duration>) {
         let now = Moment::now();
         let Some(key) = self.keys.get_mut(name) else { return };
-        if key.failures > 0 || key.held_seen.is_none() {
+        if key.queue.front().is_some_and(|head| key.held_seen.is_none_or(|seen| seen < head.started)) {
             io.stats.contended.fetch_add(1, Relaxed);
         }
         key.failures = 0;
