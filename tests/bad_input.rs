@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use common::proxy::Mode;
 use common::{Monitor, Probe, Proxy, TestServer, eventually};
 use redisson_lock::{
-    ConnectError, ConnectErrorKind, Error, InvalidDuration, InvalidName, LockClient, LockClientBuilder, Owner, Refused,
+    ConnectError, ConnectErrorKind, Error, HoldEnd, InvalidDuration, InvalidName, LockClient, LockClientBuilder,
+    LostReason, Owner, Refused,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -17,6 +18,11 @@ const MAX_LEASE_MS: u64 = (1 << 53) - 1;
 
 async fn connect(url: &str) -> LockClient {
     LockClient::connect(url).await.unwrap()
+}
+
+/// What was sent about locks. Scripts may still be loaded in the background when a client is connected.
+async fn sent(monitor: &Monitor) -> Vec<String> {
+    monitor.sent().await.into_iter().filter(|name| !["SCRIPT", "CLIENT"].contains(&name.as_str())).collect()
 }
 
 // Durations.
@@ -55,7 +61,7 @@ async fn a_lease_of_zero_or_beyond_what_redis_counts_is_refused_before_anything_
         Err(Error::InvalidDuration { what: "max_hold", why: InvalidDuration::Zero, .. }) => {}
         other => panic!("{other:?}"),
     }
-    assert!(monitor.sent().await.is_empty(), "{:?}", monitor.sent().await);
+    assert!(sent(&monitor).await.is_empty(), "{:?}", sent(&monitor).await);
 }
 
 // T67
@@ -174,7 +180,7 @@ async fn an_empty_name_is_refused_by_every_verb_before_anything_is_sent() {
             assert!(matches!(&error, Error::InvalidName { why: InvalidName::Empty, .. }), "{error:?}");
         }
     }
-    assert!(monitor.sent().await.is_empty());
+    assert!(sent(&monitor).await.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -242,7 +248,7 @@ async fn names_whose_channel_leaves_the_slot_are_refused_where_that_matters() {
             assert!(error.to_string().contains(name), "{error}");
         }
     }
-    assert!(monitor.sent().await.is_empty());
+    assert!(sent(&monitor).await.is_empty());
     for name in bad {
         plain.get_lock(name).lock().await.unwrap().unlock().await.unwrap();
     }
@@ -299,7 +305,7 @@ async fn a_key_that_becomes_another_type_under_its_holder_is_lost_and_left_alone
     let guard = client.get_lock("k").lock().await.unwrap();
     probe.set("k", "data").await;
     let end = tokio::time::timeout(Duration::from_secs(1), guard.lost()).await.expect("told by the next renewal");
-    assert_eq!(end, redisson_lock::HoldEnd::Lost(redisson_lock::LostReason::WrongType));
+    assert_eq!(end, HoldEnd::Lost(LostReason::WrongType));
     assert!(matches!(guard.unlock().await, Err(Error::Lost(_))));
     assert_eq!(probe.get("k").await.as_deref(), Some("data"));
     assert_eq!(probe.pttl("k").await, -1);
@@ -309,6 +315,41 @@ async fn a_key_that_becomes_another_type_under_its_holder_is_lost_and_left_alone
     let end = guard.unlock().await;
     assert!(matches!(end, Err(Error::WrongType { .. } | Error::Lost(_))), "{end:?}");
     assert_eq!(probe.get("l").await.as_deref(), Some("data"));
+}
+
+// T68
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_whose_server_lost_its_data_is_told_and_the_next_one_gets_the_lock() {
+    let mut server = TestServer::own().await;
+    let settings = LockClient::builder().url(server.url()).watchdog_timeout(1_500 * MS);
+    let (a, b) = (settings.clone().connect().await.unwrap(), settings.connect().await.unwrap());
+    for restart in [false, true] {
+        let guard = a.get_lock("k").lock().await.unwrap();
+        if restart {
+            server.kill9();
+            server.restart_empty().await;
+        } else {
+            server.probe().await.flushall().await;
+        }
+        let end = tokio::time::timeout(1_500 * MS, guard.lost()).await.expect("told before the lease ends");
+        assert_eq!(end, HoldEnd::Lost(LostReason::Gone));
+        let probe = server.probe().await;
+        assert!(!probe.exists("k").await, "brought back");
+        let next = b.get_lock("k").try_lock_for(Duration::from_secs(3)).await.unwrap().expect("free");
+        assert!(matches!(guard.extend(Duration::from_secs(60)).await, Err(Error::Lost(_))));
+        assert!(matches!(guard.unlock().await, Err(Error::Lost(_))));
+        assert!(probe.hgetall("k").await.keys().eq([next_field(&b).await].iter()));
+        next.unlock().await.unwrap();
+        assert!(!probe.exists("k").await);
+    }
+}
+
+/// The one holder field of the lock `k`, which has to be this client's.
+async fn next_field(client: &LockClient) -> String {
+    let info = client.get_lock("k").inspect().await.unwrap();
+    let [holder] = info.holders.as_slice() else { panic!("{info:?}") };
+    assert!(holder.ours, "{info:?}");
+    holder.field.to_string()
 }
 
 // URLs and credentials.
@@ -359,7 +400,7 @@ async fn a_url_that_asks_for_tls_is_refused_rather_than_connected_without() {
         assert_eq!(error.kind, ConnectErrorKind::TlsNotBuilt, "{error}");
         assert_silent(&error, &["s3cr3t"]);
     }
-    assert!(monitor.sent().await.is_empty());
+    assert!(sent(&monitor).await.is_empty());
 }
 
 /// None of `secrets` in anything that the error can print.
@@ -432,7 +473,28 @@ async fn a_wrong_password_is_told_at_once_and_never_shown() {
         assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
         assert_silent(&error, secrets);
     }
-    connect(&format!("redis://:the-right-one@127.0.0.1:{}", server.port())).await;
+    // Changed under a client that is connected: every reconnection fails, and nothing that is told shows either.
+    let events = common::trace::collect();
+    let client = connect(&format!("redis://:the-right-one@127.0.0.1:{}", server.port())).await;
+    let probe = Probe::at(&format!("redis://:the-right-one@127.0.0.1:{}", server.port())).await;
+    probe.cmd(&["CONFIG", "SET", "requirepass", "another-one"]).await;
+    for line in probe.others().await {
+        probe.client_kill_id(line.split(' ').find_map(|part| part.strip_prefix("id=")).unwrap()).await;
+    }
+    let error = client.get_lock("k").try_lock_for(1_000 * MS).await.map(drop).unwrap_err();
+    let mut shown = format!("{error} {error:?} {client:?} {:?}", events.all());
+    let mut source = error.source();
+    while let Some(below) = source {
+        shown += &format!("{below} {below:?}");
+        source = below.source();
+    }
+    assert!(!events.all().is_empty());
+    for secret in ["the-right-one", "another-one"] {
+        assert!(!shown.contains(secret), "{secret:?} in {shown}");
+    }
+    probe.cmd(&["CONFIG", "SET", "requirepass", "the-right-one"]).await;
+    let guard = client.get_lock("k").try_lock_for(Duration::from_secs(10)).await.unwrap().expect("it is let in again");
+    guard.unlock().await.unwrap();
 }
 
 // Servers.
@@ -492,7 +554,7 @@ async fn settings_out_of_bounds_are_refused_by_name_before_anything_is_sent() {
         assert_eq!(error.kind, ConnectErrorKind::Config, "{error}");
         assert!(error.to_string().contains(what), "{error}");
     }
-    assert!(monitor.sent().await.is_empty());
+    assert!(sent(&monitor).await.is_empty());
     builder().watchdog_timeout(200 * MS).watchdog_batch_size(7_000).connect().await.unwrap();
 }
 

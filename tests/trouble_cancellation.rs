@@ -17,6 +17,11 @@ async fn connect(url: &str) -> LockClient {
     LockClient::connect(url).await.unwrap()
 }
 
+/// What was sent about locks. Scripts may still be loaded in the background when a client is connected.
+async fn sent(monitor: &Monitor) -> Vec<String> {
+    monitor.sent().await.into_iter().filter(|name| !["SCRIPT", "CLIENT"].contains(&name.as_str())).collect()
+}
+
 /// Numbers that look random, the same in every run.
 struct Dice(u64);
 
@@ -98,7 +103,7 @@ async fn a_wait_of_zero_is_one_attempt_without_a_subscription() {
     for _ in 0..10 {
         assert!(lock.try_lock_for(Duration::ZERO).await.unwrap().is_none());
     }
-    assert_eq!(monitor.sent().await, ["EVALSHA"; 10]);
+    assert_eq!(sent(&monitor).await, ["EVALSHA"; 10]);
     guard.unlock().await.unwrap();
 }
 
