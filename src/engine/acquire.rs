@@ -85,6 +85,7 @@ impl State {
                 key.replied = Some(now);
             }
         }
+        let epochs = (answer.first_epoch, answer.last_epoch);
         match answer.result {
             Ok(Reply::Acquired) => {
                 let hold = self.holds.get_mut(&thread).expect("looked up above");
@@ -130,13 +131,13 @@ impl State {
             }
             Ok(other) => {
                 // Not a reply to this question: treat the attempt as one whose fate is not known.
-                self.doubt(io, thread, answer.first_epoch);
+                self.doubt(io, thread, epochs);
                 let error = io.nonsense(&name, &other);
                 self.attempt_failed(io, &name, call, error, false);
             }
             Err(failure) => {
                 if let Failure::Unknown(_) = &failure {
-                    self.doubt(io, thread, answer.first_epoch);
+                    self.doubt(io, thread, epochs);
                 } else {
                     self.holds.remove(&thread);
                 }

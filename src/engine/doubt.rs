@@ -10,15 +10,16 @@ use crate::wire::{Answer, Failure, Op, RefusalKind, Reply, ThreadId};
 
 impl State {
     /// Starts the list of releases for an acquire of which nobody knows whether it was executed.
-    pub(super) fn doubt(&mut self, io: &Io, thread: ThreadId, first_epoch: u64) {
+    pub(super) fn doubt(&mut self, io: &Io, thread: ThreadId, epochs: (u64, u64)) {
         let hold = self.holds.get_mut(&thread).expect("the caller looked it up");
         let now = Moment::now();
         tracing::debug!(lock = %hold.name, thread = thread.0, "an acquire without an answer: releasing it until it is gone");
         hold.phase = Phase::Doubtful(Doubt {
             since: now,
-            clean_from: first_epoch,
+            clean_from: epochs.0,
+            last: epochs.1,
             kills: 0,
-            killed_to: first_epoch,
+            killed_to: epochs.0,
             kill_failed: false,
             unkillable: false,
             in_flight: false,
@@ -41,7 +42,8 @@ impl State {
         }
         match io.main_epoch() {
             Some(current) if !doubt.unkillable => {
-                for epoch in doubt.clean_from..current {
+                let to = current.min(doubt.last + 1);
+                for epoch in doubt.clean_from..to {
                     match io.main_connection(epoch) {
                         Some(id) => {
                             doubt.kills += 1;
@@ -50,11 +52,11 @@ impl State {
                         None => doubt.unkillable = true,
                     }
                 }
-                doubt.killed_to = current;
+                doubt.killed_to = to;
                 if doubt.kills > 0 {
                     return;
                 }
-                doubt.clean_from = current;
+                doubt.clean_from = to;
             }
             _ => doubt.unkillable = true,
         }
@@ -110,12 +112,14 @@ impl State {
             Err(Failure::Refused(refusal)) => refusal.kind == RefusalKind::WrongType,
             _ => false,
         };
-        // Behind the acquire on the one connection that can have carried it, or so late that it can only have run out.
-        let ordered = !doubt.unkillable
-            && doubt.tries % 2 == 1
+        // Every connection that can have carried the acquire is dead, or this came behind it on the one that is left; or it
+        // is so late that it can only have run out.
+        let all_dead = doubt.clean_from > doubt.last;
+        let behind = doubt.tries % 2 == 1
             && answer.first_epoch == doubt.clean_from
             && answer.last_epoch == doubt.clean_from
             && io.main_epoch() == Some(doubt.clean_from);
+        let ordered = !doubt.unkillable && (all_dead || behind);
         if answered && (ordered || doubt.since.until(now) > lease) {
             self.holds.remove(&thread);
             self.after_release(io, &name);

@@ -159,6 +159,8 @@ pub(crate) struct Doubt {
     pub(super) since: Moment,
     /// The first connection that is not known to be dead of those that may carry the acquire.
     pub(super) clean_from: u64,
+    /// The last connection of those: the acquire is not written any more once it has failed.
+    pub(super) last: u64,
     /// Answers outstanding to the kills of the connections before `killed_to`.
     pub(super) kills: u32,
     pub(super) killed_to: u64,
