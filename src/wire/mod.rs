@@ -5,8 +5,12 @@
 //! | `op` | operations, replies, failures: values |
 //! | `codec` | operations to commands, reply frames to replies, error texts to kinds |
 //! | `connect` | settings to a connected client; what is known of a connection |
-//! | `lane` | one ordered queue over one connection |
-//! | `subscriber` | the connection that listens |
+//! | `lane` | one ordered queue over one connection: the handle |
+//! | `queue` | what a lane's handles and its task share |
+//! | `driver` | a lane's task: drains the queue, keeps the connection |
+//! | `call` | what the driver waits for: a future for each command and event |
+//! | `subscriber` | the connection that listens: the handle, and the way of the messages |
+//! | `listen` | the subscriber's task: makes what is subscribed what is wanted |
 //!
 //! What is relied upon of fred 10.1.0, and pinned by `tests`:
 //!
@@ -19,10 +23,14 @@
 //! * The acknowledgement of SUBSCRIBE is not waited for, and its error goes to the next command: so a PING that says which
 //!   one it is follows it.
 
+mod call;
 mod codec;
 mod connect;
+mod driver;
 mod lane;
+mod listen;
 mod op;
+mod queue;
 mod subscriber;
 #[cfg(test)]
 mod tests;
