@@ -81,22 +81,18 @@ async fn finish(client: &Client, client_id: &str, op: &Op, frame: Result<Frame, 
     }
 }
 
-/// What every new connection begins with: its name, and the question for its id.
+/// What every new connection begins with: its name, the question for its id, and the scripts, so that the first operations
+/// need not send whole ones. Nothing depends on any of it: a server may forbid it all.
 pub(super) fn greeting(client: &Client, name: Option<&str>, epoch: u64) -> Vec<Call> {
     let name = name.map(|name| {
         let command = Command::new("CLIENT", vec![Value::from("SETNAME"), Value::from(name)]);
         attempt(client, "CLIENT SETNAME", command)
     });
-    name.into_iter().chain([connection_id(client, epoch)]).collect()
-}
-
-/// So that the first operations need not send whole scripts. A server that forbids it gets those.
-pub(super) fn preload(client: &Client) -> Vec<Call> {
     let scripts = script::ALL.iter().map(|script| {
         let args = vec![Value::from_static_str("LOAD"), Value::from_static_str(script.source)];
         attempt(client, script.name, Command::new("SCRIPT", args))
     });
-    scripts.collect()
+    name.into_iter().chain([connection_id(client, epoch)]).chain(scripts).collect()
 }
 
 /// A command whose failure is logged and nothing else.

@@ -263,9 +263,6 @@ impl<T: Send + 'static> Driver<T> {
         self.shared.waker.register(cx.waker());
         if std::mem::take(&mut self.fresh) {
             self.greet(cx);
-            for call in call::preload(&self.client) {
-                self.hand(cx, call);
-            }
         }
         for _ in 0..ROUNDS {
             self.shared.awake.store(true, Ordering::Release);

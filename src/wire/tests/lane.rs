@@ -129,6 +129,27 @@ async fn scripts_are_loaded_before_the_first_operation() {
 }
 
 #[tokio::test]
+async fn scripts_are_loaded_again_on_a_new_connection() {
+    let server = Server::start(&[]);
+    let mut probe = server.probe();
+    let mut rig = Rig::connect(server.port).await;
+    rig.ask(acquire("k", 1, 1, 60_000)).await.unwrap();
+    probe.ask("SCRIPT FLUSH");
+    probe.ask("CLIENT KILL TYPE normal");
+    rig.reconnected().await;
+    assert_eq!(rig.ask(release("k", 1, 0)).await.unwrap(), Reply::Released { receivers: Some(0) });
+    assert_eq!(probe.calls("eval"), 0);
+    // A server that forbids it from now on is served all the same.
+    probe.ask("SCRIPT FLUSH");
+    probe.ask("ACL SETUSER default -script -client|setname -client|id");
+    probe.ask("CLIENT KILL TYPE normal");
+    rig.reconnected().await;
+    assert_eq!(rig.ask(acquire("k", 2, 1, 60_000)).await.unwrap(), Reply::Acquired);
+    assert_eq!(probe.calls("eval"), 1);
+    rig.lane.close();
+}
+
+#[tokio::test]
 async fn the_connection_knows_its_id_and_its_number() {
     let server = Server::start(&[]);
     let mut probe = server.probe();
