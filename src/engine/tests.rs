@@ -262,7 +262,7 @@ proptest! {
         }
         while let Some(guard) = world.guards.first().cloned() {
             world.take(Step::DropGuard(0));
-            prop_assert!(guard.hold.end() != None || world.guards.iter().any(|g| g.thread == guard.thread)
+            prop_assert!(guard.hold.end().is_some() || world.guards.iter().any(|g| g.thread == guard.thread)
                 || world.state.holds.get(&guard.thread).is_some_and(|h| h.live() > 0));
         }
         for _ in 0..3 {
