@@ -4,8 +4,12 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 
-# A line of progress, with the time since the start.
-say() { printf '\n[%02d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"; }
+# A line of progress, with minutes and seconds since the start, which a script that calls another one hands on.
+export REDISSON_LOCK_SCRIPT_START=${REDISSON_LOCK_SCRIPT_START:-$(date +%s)}
+say() {
+    local since=$(($(date +%s) - REDISSON_LOCK_SCRIPT_START))
+    printf '\n[%02d:%02d] %s\n' $((since / 60)) $((since % 60)) "$*"
+}
 fail() { printf '%s\n' "$*" >&2; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
