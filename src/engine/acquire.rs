@@ -104,6 +104,9 @@ impl State {
                         self.leave_queue(&call);
                         self.fail(&call, error);
                         self.free(io, thread, None, true);
+                        // The next one's attempt goes behind that release.
+                        self.nudge(io, &name);
+                        self.tidy(io, &name);
                     }
                     // The release behind it is still under way, or has come too early (a script that had to be loaded).
                     None if released_behind => {

@@ -83,17 +83,21 @@ impl World {
         }
     }
 
+    fn request(&self, owner: usize, once: bool, watched: bool) -> Request {
+        Request {
+            name: self.name.clone(),
+            owner: self.owners[owner],
+            patience: if once { Patience::Once } else { Patience::Until(Moment::FAR) },
+            lease: Lease::new(Duration::from_secs(3600)).unwrap(),
+            watched,
+            max_hold: None,
+        }
+    }
+
     fn take(&mut self, step: Step) {
         match step {
             Step::Call { owner, once, watched } => {
-                let request = Request {
-                    name: self.name.clone(),
-                    owner: self.owners[owner],
-                    patience: if once { Patience::Once } else { Patience::Until(Moment::FAR) },
-                    lease: Lease::new(Duration::from_secs(3600)).unwrap(),
-                    watched,
-                    max_hold: None,
-                };
+                let request = self.request(owner, once, watched);
                 let call = Call::new(request, Moment::now());
                 self.state.begin(&self.io, &call);
                 self.calls.push(call);
@@ -325,4 +329,21 @@ fn a_withdrawn_attempt_is_handed_to_the_next_waiter() {
     world.settle();
     world.take(Step::Poll(0));
     assert_eq!(world.guards.len(), 1);
+}
+
+#[test]
+fn a_grant_that_came_too_late_does_not_leave_the_next_waiter_asleep() {
+    let mut world = World::new();
+    // A lease that is over before it is certain.
+    let lease = Lease::new(Duration::from_millis(1)).unwrap();
+    let brief = Call::new(Request { lease, ..world.request(0, false, false) }, Moment::now());
+    world.state.begin(&world.io, &brief);
+    world.calls.push(brief);
+    world.take(Step::Call { owner: 1, once: false, watched: true });
+    world.settle();
+    let mut cx = Context::from_waker(std::task::Waker::noop());
+    let Poll::Ready(Found::Outcome(Err(error))) = world.calls.remove(0).poll(&mut cx) else { panic!("not told") };
+    assert!(matches!(error, crate::error::Error::ExpiredBeforeUse { .. }));
+    world.take(Step::Poll(0));
+    assert_eq!(world.guards.len(), 1, "the next waiter sleeps");
 }
