@@ -26,6 +26,10 @@ enum Step {
         once: bool,
         watched: bool,
     },
+    /// A call whose lease is over before it is certain.
+    BriefCall {
+        owner: usize,
+    },
     /// The oldest operation in flight is executed and answered.
     Deliver,
     /// It gets no answer; executed or not.
@@ -46,6 +50,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (0..3usize, any::<bool>(), any::<bool>())
             .prop_map(|(owner, once, watched)| Step::Call { owner, once, watched }),
+        1 => (0..3usize).prop_map(|owner| Step::BriefCall { owner }),
         8 => Just(Step::Deliver),
         1 => any::<bool>().prop_map(|executed| Step::LoseAnswer { executed }),
         5 => any::<usize>().prop_map(Step::Poll),
@@ -102,6 +107,12 @@ impl World {
                 self.state.begin(&self.io, &call);
                 self.calls.push(call);
             }
+            Step::BriefCall { owner } => {
+                let lease = Lease::new(Duration::from_millis(1)).unwrap();
+                let call = Call::new(Request { lease, ..self.request(owner, false, false) }, Moment::now());
+                self.state.begin(&self.io, &call);
+                self.calls.push(call);
+            }
             Step::Deliver => self.deliver(|world, op| Ok(world.execute(op))),
             Step::LoseAnswer { executed } => self.deliver(|world, op| {
                 if executed {
@@ -140,7 +151,7 @@ impl World {
     /// What the scripts do.
     fn execute(&mut self, op: &Op) -> Reply {
         match op {
-            Op::Acquire { thread, count, .. } => match self.key {
+            Op::Acquire { thread, count, lease, .. } => match self.key {
                 Some((holder, _)) if holder == *thread => {
                     self.key = Some((*thread, *count));
                     Reply::Acquired
@@ -148,7 +159,8 @@ impl World {
                 _ if *count > 1 => Reply::Gone,
                 Some(_) => Reply::Held { ttl: Some(Duration::from_secs(3600)) },
                 None => {
-                    self.key = Some((*thread, 1));
+                    // A brief lease is over at once.
+                    self.key = (lease.as_millis() > 1).then_some((*thread, 1));
                     Reply::Acquired
                 }
             },
@@ -214,11 +226,18 @@ impl World {
         }
     }
 
+    /// At rest, nobody waits for a lock without a moment at which to look again, unless it is held here.
+    fn check_waiters(&self) {
+        for key in self.state.keys.values().filter(|key| !key.queue.is_empty()) {
+            assert!(key.active.is_some() || key.try_at.is_some(), "a waiter that sleeps for ever");
+        }
+    }
+
     /// Everything in flight is answered, and answered again what that leads to.
     fn settle(&mut self) {
         for _ in 0..1000 {
             if self.io.pushed.lock().is_empty() {
-                return;
+                return self.check_waiters();
             }
             self.take(Step::Deliver);
             self.check();
@@ -334,11 +353,7 @@ fn a_withdrawn_attempt_is_handed_to_the_next_waiter() {
 #[test]
 fn a_grant_that_came_too_late_does_not_leave_the_next_waiter_asleep() {
     let mut world = World::new();
-    // A lease that is over before it is certain.
-    let lease = Lease::new(Duration::from_millis(1)).unwrap();
-    let brief = Call::new(Request { lease, ..world.request(0, false, false) }, Moment::now());
-    world.state.begin(&world.io, &brief);
-    world.calls.push(brief);
+    world.take(Step::BriefCall { owner: 0 });
     world.take(Step::Call { owner: 1, once: false, watched: true });
     world.settle();
     let mut cx = Context::from_waker(std::task::Waker::noop());
