@@ -5,6 +5,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
+use common::dice::Dice;
 use common::proxy::Mode;
 use common::{Monitor, Proxy, TestServer, eventually, long};
 use redisson_lock::{Error, HoldEnd, LockClient, LostReason, Owner};
@@ -20,18 +21,6 @@ async fn connect(url: &str) -> LockClient {
 /// What was sent about locks. Scripts may still be loaded in the background when a client is connected.
 async fn sent(monitor: &Monitor) -> Vec<String> {
     monitor.sent().await.into_iter().filter(|name| !["SCRIPT", "CLIENT"].contains(&name.as_str())).collect()
-}
-
-/// Numbers that look random, the same in every run.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
 }
 
 // T44

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use common::dice::Dice;
 use common::{Probe, TestServer, eventually, long};
 use redisson_lock::{Error, LockClient, LockGuard};
 
@@ -18,18 +19,6 @@ async fn connect(url: &str) -> LockClient {
 
 fn channel(key: &str) -> String {
     format!("redisson_lock__channel:{{{key}}}")
-}
-
-/// Numbers that look random, the same in every run.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
 }
 
 /// A task that waits for `key`.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use common::dice::Dice;
 use common::proxy::{Mode, contains};
 use common::{Proxy, TestServer, eventually, long};
 use redisson_lock::{ConnectErrorKind, Error, HoldEnd, LockClient, LostReason};
@@ -15,18 +16,6 @@ const MS: Duration = Duration::from_millis(1);
 
 async fn watched(url: &str, timeout: Duration) -> LockClient {
     LockClient::builder().url(url).watchdog_timeout(timeout).connect().await.unwrap()
-}
-
-/// Numbers that look random, the same in every run.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
 }
 
 /// A proxy on a thread of its own, for tests that block their runtime. The thread ends with the process.

@@ -1,7 +1,7 @@
-//! How the state reaches the world: lanes, subscriber, keeper, settings. Also where failures get their names.
+//! How the state reaches the world: lanes, subscriber, keeper, settings.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -9,20 +9,17 @@ use tokio::sync::Notify;
 
 use super::Tag;
 use super::keeper::News;
-use super::state::Hold;
 use crate::clock::Moment;
 use crate::config::Config;
-use crate::error::{Error, LockLost, LostReason, Refused, ShutdownError, Source};
+use crate::error::ShutdownError;
 use crate::lease::Lease;
 use crate::names::LockName;
 use crate::stats::Counters;
-use crate::wire::{
-    Endpoint, Failure, Lane, LaneSettings, Op, OpToken, Refusal, RefusalKind, Reply, Subscriber, ThreadId, Trouble,
-};
+use crate::wire::{Endpoint, Lane, LaneSettings, Op, OpToken, Refusal, Subscriber, ThreadId};
 
 pub(crate) struct Io {
     pub(crate) config: Config,
-    pub(crate) client_id: std::sync::Arc<str>,
+    pub(crate) client_id: Arc<str>,
     pub(crate) stats: Counters,
     pub(super) watchdog_lease: Lease,
     /// On the runtime that connected; the way of every operation while that runtime lives.
@@ -166,13 +163,13 @@ impl Io {
         main.overdue(self.config.command_timeout + super::keeper::TICK);
     }
 
-    pub(super) fn want(&self, name: &std::sync::Arc<LockName>) {
+    pub(super) fn want(&self, name: &Arc<LockName>) {
         if let Some(subscriber) = self.subscriber.get() {
             subscriber.want(name.clone());
         }
     }
 
-    pub(super) fn unwant(&self, name: &std::sync::Arc<LockName>) {
+    pub(super) fn unwant(&self, name: &Arc<LockName>) {
         if let Some(subscriber) = self.subscriber.get() {
             subscriber.drop_want(name);
         }
@@ -282,49 +279,6 @@ impl Io {
         Duration::from_millis(50 << n.saturating_sub(1).min(4)).min(self.config.watchdog_timeout / 12)
     }
 
-    // Names for failures.
-
-    pub(super) fn is_passing(&self, failure: &Failure) -> bool {
-        match failure {
-            Failure::NotSent(trouble) | Failure::Unknown(trouble) => !matches!(trouble, Trouble::Closed),
-            Failure::Refused(refusal) => refusal.kind.is_passing(),
-        }
-    }
-
-    pub(super) fn error(&self, name: &LockName, failure: &Failure) -> Error {
-        let lock: Box<str> = name.given().into();
-        match failure {
-            Failure::NotSent(trouble) | Failure::Unknown(trouble) => match trouble {
-                Trouble::Timeout => Error::Timeout { lock, waited: self.config.command_timeout },
-                Trouble::Connection(source) => Error::Connection { lock, source: source.clone() },
-                Trouble::Closed => Error::Closed { lock },
-            },
-            Failure::Refused(refusal) => refused(lock, refusal),
-        }
-    }
-
-    /// The server answered something that is no answer to what was asked.
-    pub(super) fn nonsense(&self, name: &LockName, reply: &Reply) -> Error {
-        Error::Refused {
-            lock: name.given().into(),
-            kind: Refused::Other,
-            message: format!("an unexpected reply: {reply:?}").into(),
-        }
-    }
-
-    pub(super) fn unconfirmed(&self, hold: &Hold, error: &Error) -> Error {
-        Error::Unconfirmed {
-            lock: hold.name.given().into(),
-            owner: hold.owner,
-            goes_on: Moment::now().until(hold.shared.deadline()),
-            source: Some(std::sync::Arc::new(error.clone()) as Source),
-        }
-    }
-
-    pub(super) fn lost(&self, hold: &Hold, reason: LostReason) -> LockLost {
-        LockLost { lock: hold.name.given().into(), owner: hold.owner, reason }
-    }
-
     pub(super) fn warn_deaf(&self, name: &LockName) {
         if !self.warned_deaf.swap(true, Ordering::Relaxed) {
             tracing::warn!(lock = %name, channel = name.channel(),
@@ -338,21 +292,4 @@ impl Io {
                 "the server forbids subscribing: waiters poll instead");
         }
     }
-}
-
-fn refused(lock: Box<str>, refusal: &Refusal) -> Error {
-    let kind = match refusal.kind {
-        RefusalKind::WrongType => return Error::WrongType { lock },
-        RefusalKind::Permission => return Error::Permission { lock, message: refusal.message.clone() },
-        RefusalKind::Authentication => Refused::Authentication,
-        RefusalKind::OutOfMemory => Refused::OutOfMemory,
-        RefusalKind::Misconf => Refused::Misconf,
-        RefusalKind::ReadOnly => Refused::ReadOnly,
-        RefusalKind::NoReplicas => Refused::NoReplicas,
-        RefusalKind::Loading => Refused::Loading,
-        RefusalKind::Busy => Refused::Busy,
-        RefusalKind::Unavailable => Refused::Unavailable,
-        RefusalKind::Other => Refused::Other,
-    };
-    Error::Refused { lock, kind, message: refusal.message.clone() }
 }

@@ -15,7 +15,8 @@
 //! | `doubt` | acquires of which nobody knows whether they were executed |
 //! | `closing` | the end of a client |
 //! | `keeper` | the thread: timer wheel |
-//! | `io` | how state reaches the lanes and the clock; names for failures |
+//! | `io` | how state reaches the lanes and the clock |
+//! | `failure` | what failures mean |
 //! | `post` | how the wire reaches the state |
 //! | `call`, `hold` | what a caller's future, a guard and the engine share |
 
@@ -23,6 +24,7 @@ mod acquire;
 pub(crate) mod call;
 mod closing;
 mod doubt;
+mod failure;
 pub(crate) mod hold;
 mod io;
 mod keeper;

@@ -3,6 +3,7 @@
 #![allow(dead_code, missing_docs, unreachable_pub, unused_imports)] // Each test file uses a part.
 
 pub mod child;
+pub mod dice;
 pub mod docker;
 pub mod monitor;
 pub mod probe;
