@@ -7,8 +7,8 @@
 //! connection may run beside each other in one task.) `Owner::new().scope(...)` around the handler makes every request a
 //! stranger to the others; inside the request, calls still nest.
 //!
-//! The server is plain tokio, with as little HTTP as will do, so that nothing stands between the connection's task and the
-//! lock. In hyper or axum the scope goes to the same place: around the call of the service, in a middleware.
+//! The server is hyper's, which runs a connection in the task that serves it. In axum, which stands on it, the scope goes to
+//! the same place: around the call of the service, in a middleware.
 //!
 //! ```sh
 //! REDIS_URL=redis://127.0.0.1:6379 cargo run --example http_handler             # shows the difference, and ends
@@ -18,8 +18,14 @@
 use std::error::Error;
 use std::time::Duration;
 
+use http_body_util::Empty;
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1::SendRequest;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
 use redisson_lock::{LockClient, Owner};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -41,14 +47,16 @@ async fn main() -> Outcome<()> {
         let server = tokio::spawn(serve(listener, client.clone(), scoped));
 
         // Two requests for one order, on one keep-alive connection.
-        let mut connection = BufReader::new(TcpStream::connect(address).await?);
+        let stream = TokioIo::new(TcpStream::connect(address).await?);
+        let (mut connection, driver) = hyper::client::conn::http1::handshake(stream).await?;
+        tokio::spawn(driver);
         let path = format!("/orders/{scoped}");
         let first = request(&mut connection, &path).await?;
         let second = request(&mut connection, &path).await?;
         println!("{}", if scoped { "an owner for each request:" } else { "the connection's task as the owner:" });
         println!("    first request:  {first}\n    second request: {second}");
-        assert_eq!(first, "202 Accepted");
-        assert_eq!(second, if scoped { "409 Conflict" } else { "202 Accepted" });
+        assert_eq!(first, StatusCode::ACCEPTED);
+        assert_eq!(second, if scoped { StatusCode::CONFLICT } else { StatusCode::ACCEPTED });
         server.abort();
     }
     Ok(())
@@ -58,31 +66,29 @@ async fn serve(listener: TcpListener, client: LockClient, scoped: bool) -> Outco
     loop {
         let (stream, _) = listener.accept().await?;
         let client = client.clone();
+        // One task for the connection; its requests are handled in it, one after the other.
         tokio::spawn(async move {
-            if let Err(error) = connection(stream, client, scoped).await {
+            let service = service_fn(|request: Request<Incoming>| {
+                let client = client.clone();
+                async move {
+                    let path = request.uri().path();
+                    let status = if scoped {
+                        Owner::new().scope(handle(&client, path)).await
+                    } else {
+                        handle(&client, path).await // the mistake
+                    };
+                    Response::builder().status(status).body(Empty::<Bytes>::new())
+                }
+            });
+            if let Err(error) = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await {
                 eprintln!("connection: {error}");
             }
         });
     }
 }
 
-/// One task, one connection, one request after the other.
-async fn connection(stream: TcpStream, client: LockClient, scoped: bool) -> Outcome<()> {
-    let mut stream = BufReader::new(stream);
-    while let Some(path) = read_head(&mut stream).await?.and_then(|line| line.split(' ').nth(1).map(str::to_owned)) {
-        let status = if scoped {
-            Owner::new().scope(handle(&client, &path)).await
-        } else {
-            handle(&client, &path).await // the mistake
-        };
-        let response = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n");
-        stream.get_mut().write_all(response.as_bytes()).await?;
-    }
-    Ok(())
-}
-
 /// Starts work on an order, unless somebody is at it. The guard goes with the work, and the lock ends with it.
-async fn handle(client: &LockClient, path: &str) -> &'static str {
+async fn handle(client: &LockClient, path: &str) -> StatusCode {
     match client.get_lock(format!("example:http:{path}")).try_lock().await {
         Ok(Some(guard)) => {
             tokio::spawn(async move {
@@ -95,41 +101,18 @@ async fn handle(client: &LockClient, path: &str) -> &'static str {
                     eprintln!("order: {error}");
                 }
             });
-            "202 Accepted"
+            StatusCode::ACCEPTED
         }
-        Ok(None) => "409 Conflict",
+        Ok(None) => StatusCode::CONFLICT,
         Err(error) => {
             eprintln!("order: {error}");
-            "503 Service Unavailable"
+            StatusCode::SERVICE_UNAVAILABLE
         }
     }
 }
 
-/// The first line of a request or response; the rest of the head and the body are read and dropped.
-async fn read_head(stream: &mut BufReader<TcpStream>) -> Outcome<Option<String>> {
-    let mut first = String::new();
-    if stream.read_line(&mut first).await? == 0 {
-        return Ok(None);
-    }
-    let mut length = 0;
-    loop {
-        let mut line = String::new();
-        if stream.read_line(&mut line).await? == 0 || line.trim_end().is_empty() {
-            break;
-        }
-        if let Some((name, value)) = line.split_once(':')
-            && name.eq_ignore_ascii_case("content-length")
-        {
-            length = value.trim().parse()?;
-        }
-    }
-    tokio::io::copy(&mut stream.take(length), &mut tokio::io::sink()).await?;
-    Ok(Some(first.trim_end().to_owned()))
-}
-
-async fn request(connection: &mut BufReader<TcpStream>, path: &str) -> Outcome<String> {
-    let text = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n");
-    connection.get_mut().write_all(text.as_bytes()).await?;
-    let line = read_head(connection).await?.ok_or("the server hung up")?;
-    Ok(line.split_once(' ').map(|(_, status)| status.to_owned()).unwrap_or(line))
+async fn request(connection: &mut SendRequest<Empty<Bytes>>, path: &str) -> Outcome<StatusCode> {
+    let request = Request::post(path).header("host", "localhost").body(Empty::new())?;
+    connection.ready().await?;
+    Ok(connection.send_request(request).await?.status())
 }
