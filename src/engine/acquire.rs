@@ -65,6 +65,11 @@ impl State {
                 token: None,
             },
         );
+        // The keeper is awake while an answer is awaited: the runtime that should bring it may not be driven.
+        let soon = Moment::now().after(super::keeper::TICK);
+        if self.timers.next_wake.is_none_or(|next| next > soon) {
+            self.timers.add(io, soon, Timer::Alarm);
+        }
         let op = Op::Acquire { name: request.name.clone(), thread, count: 1, lease: request.lease };
         let token = io.push(op, Tag::Ask(thread));
         self.holds.get_mut(&thread).expect("inserted above").token = token;
@@ -183,6 +188,7 @@ impl State {
         key.failures = 0;
         key.try_at = None;
         key.again = false;
+        key.giving_way = false;
         key.linger_until = None;
         if !key.queue.is_empty() {
             key.held_seen = Some(now);

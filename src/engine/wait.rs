@@ -73,6 +73,7 @@ impl State {
         key.held_seen = Some(now);
         // Somebody else had their turn.
         key.streak = 0;
+        key.giving_way = false;
         if key.hearing == Hearing::None {
             key.hearing = Hearing::Wanted;
             self.channels.insert(name.channel().into(), name.clone());
@@ -167,15 +168,14 @@ impl State {
         if key.hearing == Hearing::Confirmed {
             key.echoes += 1;
         }
-        if key.foreign && key.streak >= STREAK {
+        if key.asking.is_some() {
+            // It may have been executed before the release: the answer is not to be slept on.
+            key.again = true;
+        } else if key.foreign && key.streak >= STREAK {
             // Until the release is answered, and a grace longer.
             key.giving_way = true;
             key.try_at = None;
             return;
-        }
-        if key.asking.is_some() {
-            // It may have been executed before the release: the answer is not to be slept on.
-            key.again = true;
         } else if !key.queue.is_empty() {
             key.try_at = Some(Moment::now());
         }

@@ -48,8 +48,12 @@ impl State {
     /// Sends what is due, in batches; none waits for another.
     pub(super) fn renew(&mut self, io: &Io, due: &[ThreadId]) {
         for batch in due.chunks(io.config.watchdog_batch) {
-            let holds = batch.iter().map(|t| (self.holds[t].name.clone(), *t)).collect();
-            io.push_own(Op::Renew { holds, lease: io.watchdog_lease }, Tag::Renew(batch.to_vec()));
+            // One of them may have been lost since it was found due.
+            let holds: Vec<_> = batch.iter().filter_map(|t| Some((self.holds.get(t)?.name.clone(), *t))).collect();
+            let threads: Vec<_> = holds.iter().map(|(_, thread)| *thread).collect();
+            if !holds.is_empty() {
+                io.push_own(Op::Renew { holds, lease: io.watchdog_lease }, Tag::Renew(threads));
+            }
         }
     }
 
