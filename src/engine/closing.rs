@@ -81,6 +81,18 @@ impl State {
         }
     }
 
+    /// Nobody works on what is left any more: whoever waits for it is told.
+    pub(super) fn give_up(&mut self) {
+        for (_, mut hold) in std::mem::take(&mut self.holds) {
+            let result = Err(Error::Closed { lock: hold.name.given().into() });
+            let mut waiters = std::mem::take(&mut hold.leavers);
+            if let Phase::Releasing(releasing) = hold.phase {
+                waiters.extend(releasing.waiters);
+            }
+            self.unlocked(waiters, &result);
+        }
+    }
+
     /// Whether a release is under way.
     pub(super) fn is_releasing(&self) -> bool {
         self.holds.values().any(|hold| !matches!(hold.phase, Phase::Held | Phase::Asked { call: Some(_), .. }))

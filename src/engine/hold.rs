@@ -103,7 +103,8 @@ impl Part {
 
     /// From here on this guard counts as released. Tells its listeners.
     pub(crate) fn release(&self) {
-        self.released.store(true, Ordering::Release);
+        // A loss is not hidden by a release that comes after it.
+        self.released.store(self.hold.lost().is_none(), Ordering::Release);
         self.hold.changed.notify_waiters();
     }
 

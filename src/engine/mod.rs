@@ -275,6 +275,7 @@ impl Engine {
         };
         let result = if unconfirmed.is_empty() { Ok(()) } else { Err(ShutdownError { unconfirmed }) };
         let _ = self.io.shut_down.set(result.clone());
+        self.with(|state, _| state.give_up());
         self.io.end();
         result
     }
